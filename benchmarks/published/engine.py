@@ -7,7 +7,7 @@ goodput of members that fail at random.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import exp, inf
 from random import Random
@@ -20,9 +20,7 @@ from published.timeline import bits
 from lowcomm_node.simulation.driver import SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_node.simulation.peer import PeerDriver, SimulatedPeer
-from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange import pair as pairs
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan import FragmentProgress, SwarmClock, SyncSchedule
 from lowcomm_protocol.spec.amendments import SpecTimeline
@@ -102,58 +100,37 @@ class Contents(SimulatedExchange):
             self.at = self.replica.steps
             self.captured()
 
-    def event(self, other: str, kind: str, payload: Any) -> Any:
-        return payload(other)
-
     def use(self, other: str, kind: str, payload: Any) -> None:
-        self.tell(payload(other))
+        self.tell(replace(payload, peer=other))
 
-    def effect(self, effect: base.Effect) -> None:
+    def effect(self, effect: events.Effect) -> None:
         share = self.size // max(1, len(self.one.members) or 1)
         match effect:
-            case pairs.SendContent(peer=other):
-                self._say(other, "content", lambda me: pairs.Verified(peer=me), self.size)
-            case pairs.SendConfirm(peer=other, members=members):
-                self._say(other, "confirm", lambda me: pairs.Confirmed(peer=me, members=members))
-            case groups.SendRoll(peer=other, roll=roll):
-                self._say(other, "roll", lambda me: groups.RollCame(peer=me, roll=roll))
-            case groups.SendMembers(peer=other, members=members):
-                self._say(other, "members", lambda me: groups.MembersCame(peer=me, members=members))
-            case groups.SendMissed(peer=other):
+            case events.WholeContribution(peer=other):
+                self._send(other, "content", effect, self.size)
+            case events.MissedSteps(peer=other):
                 assert self.one.lacking is not None
-                missed = self.one.lacking.steps[other] * self.size
-                self._say(other, "missed", lambda me: groups.MissedVerified(peer=me), missed)
-            case groups.SendShard(peer=other):
-                self._say(other, "shard", lambda me: groups.ShardVerified(peer=me), share)
-            case groups.Reduce(contributors=contributors):
-                self.mean = sha256(f"{self.peer.name}{contributors}{self.one.number}".encode())
-                self.tell(groups.Reduced(digest=self.mean.digest()))
-            case groups.SendMean(peer=other):
-                mean = self.mean.digest()
-                self._say(
-                    other, "mean", lambda me: groups.MeanVerified(peer=me, digest=mean), share
-                )
-            case groups.SendHeld(peer=other, held=held):
-                self._say(other, "held", lambda me: groups.HeldCame(peer=me, held=held))
-            case groups.SendCommit(peer=other, shards=shards, heard=heard):
-                self._say(
-                    other,
-                    "commit",
-                    lambda me: groups.CommitCame(peer=me, shards=shards, heard=heard),
-                )
+                self._send(other, "missed", effect, self.one.lacking.steps[other] * self.size)
+            case events.Shard(peer=other):
+                self._send(other, "shard", effect, share)
+            case events.Reduce(contributors=contributors):
+                mean = sha256(f"{self.peer.name}{contributors}{self.one.number}".encode())
+                self.tell(events.Reduced(digest=mean.digest()))
+            case events.ShardMean(peer=other):
+                self._send(other, "mean", effect, share)
             case _:
-                raise AssertionError(f"nobody carries out {effect}")
+                super().effect(effect)
 
-    def _say(self, other: str, kind: str, event: Callable[[str], Any], size: int = 0) -> None:
+    def _send(self, other: str, kind: str, message: events.MemberMessage, size: int) -> None:
         self.peer.bytes_sent += size
-        self.network.send(self.links[other], self.peer.name, kind, event, size)
+        self.network.send(self.links[other], self.peer.name, kind, message, size)
 
-    def apply(self, effect: base.Apply) -> None:
+    def apply(self, effect: events.Apply) -> None:
         """Merge after the overlap."""
         ripe = self.at + self.replica.spec.sync.overlap
         self.peer.ripening.append((ripe, lambda: self._merge(effect)))
 
-    def _merge(self, effect: base.Apply) -> None:
+    def _merge(self, effect: events.Apply) -> None:
         replica, fragment = self.replica, self.one.fragment
         # Rounds that members count may differ; what they call the exchange does not.
         replica.histories[fragment] = f"{self.one.id}{effect.shards}".encode()

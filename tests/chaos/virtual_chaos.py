@@ -7,16 +7,15 @@ from faults import Boundary, Fault, Injector, Kind, Plan
 
 from helpers.virtual import CALM, DEADLINE, LAST_WORDS, Part, Swarm, VirtualPeer, Weather, check
 from lowcomm_node.simulation.network import SimulatedStream
-from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.underway import Underway
 
 PAIR_FRAMES = ("hello", "accept", "content", "confirm")
-GROUP_FRAMES = ("hello", "accept", "roll", "members", "shard", "mean", "held", "commit")
-_REQUESTS: dict[type[base.Effect], str] = {
-    base.Capture: "capture",
-    groups.Reduce: "reduce",
-    base.Apply: "merge",
+GROUP_FRAMES = ("hello", "accept", "roll", "members", "shard", "mean", "holdings", "commit")
+_REQUESTS: dict[type[events.Effect], str] = {
+    events.Capture: "capture",
+    events.Reduce: "reduce",
+    events.Apply: "merge",
 }
 PAIR_REQUESTS = ("capture", "merge")
 GROUP_REQUESTS = ("capture", "reduce", "merge")
@@ -127,7 +126,7 @@ class ChaoticSwarm(Swarm):
         peer.new_exchange = watched
 
     def _carry_out(
-        self, part: Part, effect: base.Effect, carry_out: Callable[[base.Effect], None]
+        self, part: Part, effect: events.Effect, carry_out: Callable[[events.Effect], None]
     ) -> None:
         request = _REQUESTS.get(type(effect))
         fault = self._due(part.peer.name, Boundary.PIPE, request) if request is not None else None
@@ -163,10 +162,10 @@ class ChaoticSwarm(Swarm):
         self,
         fault: Fault,
         part: Part,
-        effect: base.Effect,
-        carry_out: Callable[[base.Effect], None],
+        effect: events.Effect,
+        carry_out: Callable[[events.Effect], None],
     ) -> None:
-        merging = isinstance(effect, base.Apply)
+        merging = isinstance(effect, events.Apply)
         if merging:
             if fault.kind is not Kind.DELAY:
                 self.hurt.add(
@@ -175,7 +174,7 @@ class ChaoticSwarm(Swarm):
             carry_out(effect)
         elif fault.kind is Kind.OUT_OF_MEMORY:
             part.peer.after(
-                0.0, lambda: part.tell(base.GaveUp(reason="the trainer ran out of memory"))
+                0.0, lambda: part.tell(events.GaveUp(reason="the trainer ran out of memory"))
             )
         elif fault.kind is Kind.DELAY:
             part.peer.after(fault.seconds, lambda: None if part.decided else carry_out(effect))

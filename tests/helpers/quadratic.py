@@ -22,10 +22,7 @@ import torch
 
 from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network
-from lowcomm_node.simulation.words import event_of, words_of
-from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange import pair as pairs
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.outer import (
     contribution,
     mean_contribution,
@@ -178,7 +175,7 @@ class QuadraticPeer(PeerDriver):
         self.stimulate(events.Opened())
         self._wait_for_due()
 
-    def stimulate(self, event: events.Event) -> None:
+    def stimulate(self, event: events.PeerEvent) -> None:
         """See PeerDriver. Steps that were passed over are told first."""
         self.tell_steps()
         super().stimulate(event)
@@ -228,7 +225,7 @@ class QuadraticPeer(PeerDriver):
     def heard(self, peer: str) -> None:
         """See PeerDriver."""
 
-    def on_effect(self, effect: base.Effect) -> None:
+    def on_effect(self, effect: events.Effect) -> None:
         """See PeerDriver."""
         self.swarm.told[type(effect).__name__] += 1
         if isinstance(effect, events.Over):
@@ -270,10 +267,10 @@ class Numbers(SimulatedExchange):
         brought = [self.received.get(peer, self.sent[part]) for peer in peers]
         return mean_contribution(brought, token_weights(tokens))
 
-    def apply(self, effect: base.Apply) -> None:
+    def apply(self, effect: events.Apply) -> None:
         self.peer.at_boundary(lambda: self._merge(effect))
 
-    def _merge(self, effect: base.Apply) -> None:
+    def _merge(self, effect: events.Apply) -> None:
         self.peer.tell_steps()
         self.weights.train(self.peer.steps)
         self.pool(effect)
@@ -289,17 +286,8 @@ class Numbers(SimulatedExchange):
         self.peer.stimulate(merged)
 
     @abstractmethod
-    def pool(self, effect: base.Apply) -> None:
+    def pool(self, effect: events.Apply) -> None:
         """Take the outer step and merge it."""
-
-    def event(self, other: str, kind: str, payload: Any) -> Any:
-        return event_of(other, kind, payload)
-
-    def effect(self, effect: base.Effect) -> None:
-        """Tell what is no content."""
-        words = words_of(effect)
-        assert words is not None, f"nobody carries out {effect}"
-        self.say(*words)
 
     def drop(self) -> None:
         """Keep nothing."""
@@ -316,16 +304,16 @@ class PairNumbers(Numbers):
 
     def use(self, other: str, kind: str, payload: Any) -> None:
         self.received[other] = payload
-        self.tell(pairs.Verified(peer=other))
+        self.tell(events.WholeContribution(peer=other))
 
-    def effect(self, effect: base.Effect) -> None:
+    def effect(self, effect: events.Effect) -> None:
         match effect:
-            case pairs.SendContent(peer=other):
+            case events.WholeContribution(peer=other):
                 self.say(other, "content", self.sent, SIZE)
             case _:
                 super().effect(effect)
 
-    def pool(self, effect: base.Apply) -> None:
+    def pool(self, effect: events.Apply) -> None:
         """See Numbers."""
         weights, mean = self.weights, self.mean_of(effect.members, slice(None))
         progress = self.captured_theta - weights.phi
@@ -351,26 +339,26 @@ class GroupNumbers(Numbers):
     def use(self, other: str, kind: str, payload: Any) -> None:
         if kind == "shard":
             self.received[other] = payload
-            self.tell(groups.ShardVerified(peer=other))
+            self.tell(events.Shard(peer=other))
         else:
             self.means[other] = payload
-            self.tell(groups.MeanVerified(peer=other, digest=digest(payload)))
+            self.tell(events.ShardMean(peer=other, digest=digest(payload)))
 
-    def effect(self, effect: base.Effect) -> None:
+    def effect(self, effect: events.Effect) -> None:
         size = SIZE // len(self.one.members or (1,))
         match effect:
-            case groups.SendShard(peer=other):
+            case events.Shard(peer=other):
                 self.say(other, "shard", self.sent[self.shard(other)], size)
-            case groups.Reduce(contributors=contributors):
+            case events.Reduce(contributors=contributors):
                 me = self.peer.name
                 self.means[me] = self.mean_of(contributors, self.shard(me))
-                self.tell(groups.Reduced(digest=digest(self.means[me])))
-            case groups.SendMean(peer=other):
+                self.tell(events.Reduced(digest=digest(self.means[me])))
+            case events.ShardMean(peer=other):
                 self.say(other, "mean", self.means[self.peer.name], size)
             case _:
                 super().effect(effect)
 
-    def pool(self, effect: base.Apply) -> None:
+    def pool(self, effect: events.Apply) -> None:
         """See Numbers."""
         weights = self.weights
         for owner, applied in zip(effect.members, effect.shards, strict=True):

@@ -10,8 +10,7 @@ from typing import Any
 
 from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network
-from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange import pair as pairs
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
@@ -184,7 +183,7 @@ class LinePeer(PeerDriver):
             self.after(seconds, self._step)
         else:
             self.stimulate(events.Closed())
-            self.stimulate(events.GaveUpAll(reason="the end"))
+            self.stimulate(events.GaveUp(reason="the end"))
             self.over = True
 
     def new_exchange(self, one: Underway) -> "LineExchange":
@@ -193,7 +192,7 @@ class LinePeer(PeerDriver):
     def heard(self, peer: str) -> None:
         pass
 
-    def on_effect(self, effect: base.Effect) -> None:
+    def on_effect(self, effect: events.Effect) -> None:
         match effect:
             case events.Over(outcome=outcome, reason=reason) if outcome != "applied":
                 if reason != "the end":
@@ -220,9 +219,6 @@ class LineExchange(SimulatedExchange):
         self.came: list[tuple[int, float]] = []
         """Bytes of each content, and the seconds that it took."""
 
-    def event(self, other: str, kind: str, payload: Any) -> Any:
-        return pairs.Confirmed(peer=other, members=payload)
-
     def capture(self, members: tuple[str, ...]) -> None:
         self.asked = self.peer.now
         self.peer.at_boundary.append(self._capture)
@@ -245,7 +241,7 @@ class LineExchange(SimulatedExchange):
         if kind == "content" and self.peer.swarm.again:
             self.peer.after(CODING, lambda: self._ask(other))
         else:
-            self.peer.after(CODING, lambda: self.tell(pairs.Verified(peer=other)))
+            self.peer.after(CODING, lambda: self.tell(events.WholeContribution(peer=other)))
 
     def _ask(self, other: str) -> None:
         self.network.send(self.links[other], self.peer.name, "resend")
@@ -255,18 +251,16 @@ class LineExchange(SimulatedExchange):
         payload = (size, self.peer.now)
         self.network.send(self.links[other], self.peer.name, kind, payload, size)
 
-    def effect(self, effect: base.Effect) -> None:
+    def effect(self, effect: events.Effect) -> None:
         match effect:
-            case pairs.SendContent(peer=other):
+            case events.WholeContribution(peer=other):
                 fragment, swarm = self.one.fragment, self.peer.swarm
                 factor = 1.0 if fragment in self.peer.known else swarm.first
                 self._send(other, "content", int(factor * swarm.sizes[fragment]))
-            case pairs.SendConfirm(peer=other, members=members):
-                self.network.send(self.links[other], self.peer.name, "confirm", members)
             case _:
-                raise AssertionError(f"nobody carries out {effect}")
+                super().effect(effect)
 
-    def apply(self, effect: base.Apply) -> None:
+    def apply(self, effect: events.Apply) -> None:
         ripe = self.captured_steps + self.peer.swarm.spec.sync.overlap
         peer = self.peer
 

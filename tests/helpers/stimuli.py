@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowcomm_protocol.exchange.base import Effect
 from lowcomm_protocol.exchange.budget import Deadlines
-from lowcomm_protocol.exchange.events import Event, PeerView
+from lowcomm_protocol.exchange.events import Effect, PeerEvent, PeerView
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -18,7 +17,7 @@ class Stimulus:
     """One event, what was looked up meanwhile, and what was decided."""
 
     now: float
-    event: Event
+    event: PeerEvent
     effects: list[Effect]
     seen: list[tuple[str, Any]]
 
@@ -62,7 +61,7 @@ class RecordedPeer(Peer):
         self.log = Log(me, spec, run_id, self.budget.deadlines)
         self._recorded = around
 
-    def handle(self, now: float, event: Event) -> list[Effect]:
+    def handle(self, now: float, event: PeerEvent) -> list[Effect]:
         """See Peer."""
         self._recorded.seen = []
         effects = super().handle(now, event)

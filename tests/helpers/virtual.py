@@ -9,7 +9,7 @@ digest of whose mean it is."""
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -19,7 +19,6 @@ from lowcomm_node.simulation.network import Conditions, Network, SimulatedStream
 from lowcomm_protocol.errors import Offence
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
@@ -209,7 +208,7 @@ class VirtualPeer(PeerDriver):
         self.shards: tuple[bool, ...] = ()
         self.averaged: tuple[str, ...] = ()
         self.stumbles: list[tuple[str, str]] = []
-        self.before: Callable[[base.Effect], None] = lambda effect: None
+        self.before: Callable[[events.Effect], None] = lambda effect: None
         """Told each effect of its exchange before it is carried out: here a test breaks things."""
         self.stimulate(READY)
 
@@ -278,12 +277,12 @@ class VirtualPeer(PeerDriver):
 
     def give_up(self, reason: str) -> None:
         if self.part is not None:
-            self.part.tell(base.GaveUp(reason=reason))
+            self.part.tell(events.GaveUp(reason=reason))
 
     def heard(self, peer: str) -> None:
         pass
 
-    def on_effect(self, effect: base.Effect) -> None:
+    def on_effect(self, effect: events.Effect) -> None:
         match effect:
             case events.Penalty(peer=peer, reason=reason, forgiven=True):
                 self.stumbles.append((peer, reason))
@@ -359,11 +358,9 @@ class Part(SimulatedExchange):
                 self.decoding.add(other)
             super().receive(stream, other, kind, payload)
 
-    def event(self, other: str, kind: str, payload: Any) -> Any:
-        return payload(other)
-
     def use(self, other: str, kind: str, payload: Any) -> None:
-        self.peer.after(self.peer.swarm.upto(0.5), lambda: self.decoded(other, payload(other)))
+        event = replace(payload, peer=other)
+        self.peer.after(self.peer.swarm.upto(0.5), lambda: self.decoded(other, event))
 
     def decoded(self, other: str, event: Any) -> None:
         self.tell(event)
@@ -375,12 +372,12 @@ class Part(SimulatedExchange):
 
     # effects
 
-    def carry_out(self, effect: base.Effect) -> None:
+    def carry_out(self, effect: events.Effect) -> None:
         assert not self.decided, "effects after the exchange was over"
         self.peer.before(effect)
         if self.peer.over:
             return
-        if isinstance(effect, base.Apply | base.End):
+        if isinstance(effect, events.Apply | events.End):
             self.decided = True
             self.peer.ended = self.peer.swarm.now
         super().carry_out(effect)
@@ -388,24 +385,20 @@ class Part(SimulatedExchange):
     def capture(self, members: tuple[str, ...]) -> None:
         self.peer.after(self.peer.swarm.upto(1.0), self.captured)
 
-    def apply(self, effect: base.Apply) -> None:
+    def apply(self, effect: events.Apply) -> None:
         self.peer.applied = effect.members
         self.peer.shards = effect.shards
         merged = events.Merged(
-            exchange=self.one.number,
             swarm_step=effect.swarm_step,
             steps=READY.steps,
             tokens=READY.tokens,
             slow_digest=b"",
             momentum_digest=b"",
         )
-        self.peer.after(self.peer.swarm.upto(1.0), lambda: self.peer.stimulate(merged))
+        self.peer.after(self.peer.swarm.upto(1.0), lambda: self.tell(merged))
 
     def drop(self) -> None:
         pass
-
-    def say(self, peer: str, kind: str, event: Callable[[str], Any]) -> None:
-        self.network.send(self.links[peer], self.peer.name, kind, event)
 
 
 class PairPart(Part):
@@ -413,16 +406,12 @@ class PairPart(Part):
 
     CONTENTS = WHOLE = frozenset({"content"})
 
-    def effect(self, effect: base.Effect) -> None:
+    def effect(self, effect: events.Effect) -> None:
         match effect:
-            case pairs.SendContent(peer=peer):
-                self.peer.send_content(peer, "content", lambda sender: pairs.Verified(peer=sender))
-            case pairs.SendConfirm(peer=peer, members=members):
-                self.say(
-                    peer, "confirm", lambda sender: pairs.Confirmed(peer=sender, members=members)
-                )
+            case events.WholeContribution(peer=peer):
+                self.peer.send_content(peer, "content", effect)
             case _:
-                raise AssertionError(f"nobody carries out {effect}")
+                super().effect(effect)
 
 
 class GroupPart(Part):
@@ -430,39 +419,24 @@ class GroupPart(Part):
 
     CONTENTS = WHOLE = frozenset({"shard", "mean"})
 
-    def effect(self, effect: base.Effect) -> None:
+    def effect(self, effect: events.Effect) -> None:
         match effect:
-            case groups.SendRoll(peer=peer, roll=roll):
-                self.say(peer, "roll", lambda sender: groups.RollCame(peer=sender, roll=roll))
-            case groups.SendMembers(peer=peer, members=members):
-                self.say(
-                    peer, "members", lambda sender: groups.MembersCame(peer=sender, members=members)
-                )
-            case groups.SendShard(peer=peer):
-                self.peer.send_content(
-                    peer, "shard", lambda sender: groups.ShardVerified(peer=sender)
-                )
-            case groups.Reduce(contributors=contributors):
+            case events.Shard(peer=peer):
+                self.peer.send_content(peer, "shard", effect)
+            case events.Reduce(contributors=contributors):
                 self.peer.averaged = contributors
-                reduced = groups.Reduced(digest=self.peer.mean())
+                reduced = events.Reduced(digest=self.peer.mean())
                 self.peer.after(self.peer.swarm.upto(1.0), lambda: self.tell(reduced))
-            case groups.SendMean(peer=peer):
-                mean = self.peer.mean_for(peer)
-                self.peer.send_content(
-                    peer, "mean", lambda sender: groups.MeanVerified(peer=sender, digest=mean)
-                )
-            case groups.SendHeld(peer=peer, held=held):
-                held = self.peer.held_for(peer, held)
-                self.say(peer, "held", lambda sender: groups.HeldCame(peer=sender, held=held))
-            case groups.SendCommit(peer=peer, shards=shards, heard=heard):
+            case events.ShardMean(peer=peer):
+                mean = replace(effect, digest=self.peer.mean_for(peer))
+                self.peer.send_content(peer, "mean", mean)
+            case events.Holdings(peer=peer, held=held):
+                super().effect(replace(effect, held=self.peer.held_for(peer, held)))
+            case events.Commit(peer=peer, shards=shards, heard=heard):
                 shards, heard = self.peer.commit_for(peer, shards, heard)
-                self.say(
-                    peer,
-                    "commit",
-                    lambda sender: groups.CommitCame(peer=sender, shards=shards, heard=heard),
-                )
+                super().effect(replace(effect, shards=shards, heard=heard))
             case _:
-                raise AssertionError(f"nobody carries out {effect}")
+                super().effect(effect)
 
 
 PARTS: dict[str, type[Part]] = {kinds.PAIR.name: PairPart, kinds.GROUP.name: GroupPart}
@@ -508,7 +482,7 @@ def check(swarm: Swarm) -> None:
         assert round(peer.ended - peer.began, 6) <= DEADLINE + LAST_WORDS, (
             f"{peer.name} was over too late"
         )
-        assert exchange.stage is base.Stage.APPLIED or exchange.reason, (
+        assert exchange.stage is events.Stage.APPLIED or exchange.reason, (
             f"{peer.name} ended without a reason"
         )
 

@@ -5,19 +5,16 @@ A kind of exchange has one entry in `CONTENTS`.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any, cast
 
 from lowcomm_node.simulation.driver import SimulatedExchange
 from lowcomm_node.simulation.peer import SimulatedPeer
-from lowcomm_node.simulation.words import event_of, words_of
-from lowcomm_node.trainer.capture import CAPTURES, CapturedFragment, GroupCapture, PairCapture
+from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, Offence
-from lowcomm_protocol.exchange import base, events, kinds
+from lowcomm_protocol.exchange import events, kinds
 from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.underway import Underway
 
 ENDLESS = 8
@@ -45,18 +42,8 @@ class Contents(SimulatedExchange):
         ImplausibleError."""
 
     @abstractmethod
-    def pool(self, effect: base.Apply) -> None:
+    def pool(self, effect: events.Apply) -> None:
         """Make the mean of what is applied."""
-
-    def event(self, other: str, kind: str, payload: Any) -> Any:
-        return event_of(other, kind, payload)
-
-    def effect(self, effect: base.Effect) -> None:
-        """Tell what is no content."""
-        words = words_of(effect)
-        assert words is not None, f"nobody carries out {effect}"  # a new effect needs a case
-        other, kind, payload = words
-        self.network.send(self.links[other], self.peer.name, kind, payload)
 
     def capture(self, members: tuple[str, ...]) -> None:
         self.peer.at_boundary.append(self._capture)
@@ -71,7 +58,7 @@ class Contents(SimulatedExchange):
         try:
             self.code()
         except CodecError as error:
-            self.tell(base.GaveUp(reason=str(error)))
+            self.tell(events.GaveUp(reason=str(error)))
             return
         self.captured()
 
@@ -90,7 +77,7 @@ class Contents(SimulatedExchange):
         self.peer.implausible += implausible
         self.fail(other, str(error), deed=error.deed if implausible else Offence.HEAVY, stands=True)
 
-    def apply(self, effect: base.Apply) -> None:
+    def apply(self, effect: events.Apply) -> None:
         self.pool(effect)
         self.replica.outer(self.fragment)
         ripe = self.replica.captures[self.fragment].steps + self.peer.sync.overlap
@@ -102,14 +89,13 @@ class Contents(SimulatedExchange):
         self.peer.applied += 1
         progress = replica.schedule[self.fragment]
         merged = events.Merged(
-            exchange=self.one.number,
             swarm_step=replica.clock.step,
             steps=progress.merged_steps,
             tokens=progress.merged_tokens,
             slow_digest=bytes.fromhex(replica.slow_digest(self.fragment)),
             momentum_digest=bytes.fromhex(replica.momentum_digest(self.fragment)),
         )
-        self.peer.stimulate(merged)
+        self.tell(merged)
 
     def drop(self) -> None:
         self.peer.failed += 1
@@ -151,11 +137,11 @@ class PairContents(Contents):
             return None
         if kind == "again":
             capture.patch(other, memoryview(data))
-        return pairs.Verified(peer=other)
+        return events.WholeContribution(peer=other)
 
-    def effect(self, effect: base.Effect) -> None:
+    def effect(self, effect: events.Effect) -> None:
         match effect:
-            case pairs.SendContent(peer=other):
+            case events.WholeContribution(peer=other):
                 self.send(other, "content", self.content)
             case _:
                 super().effect(effect)
@@ -167,7 +153,7 @@ class PairContents(Contents):
         out = bytearray(self.captured_pair.coder.max_size)
         return self.peer.altered(bytes(out[: encode(memoryview(out))]))
 
-    def pool(self, effect: base.Apply) -> None:
+    def pool(self, effect: events.Apply) -> None:
         self.captured_pair.pool(self.tokens(effect.members))
 
 
@@ -190,26 +176,26 @@ class GroupContents(Contents):
     def decode(self, other: str, kind: str, data: bytes) -> Any:
         if kind == "missed":
             self._take_over(memoryview(data))
-            return groups.MissedVerified(peer=other)
+            return events.MissedSteps(peer=other)
         if kind == "shard":
             if other not in self.one.muted:
                 self._receive(other, memoryview(data))
-            return groups.ShardVerified(peer=other)
+            return events.Shard(peer=other)
         self.captured_group.receive_mean(other, memoryview(data))
-        return groups.MeanVerified(peer=other, digest=sha256(data).digest())
+        return events.ShardMean(peer=other, digest=sha256(data).digest())
 
-    def effect(self, effect: base.Effect) -> None:
+    def effect(self, effect: events.Effect) -> None:
         match effect:
-            case groups.SendMissed(peer=other):
+            case events.MissedSteps(peer=other):
                 lacking = self.one.lacking
                 assert lacking is not None
                 missed = self.replica.missed(self.fragment, lacking.steps[other])
                 self.send(other, "missed", self.peer.altered(missed))
-            case groups.SendShard(peer=other):
+            case events.Shard(peer=other):
                 self.send(other, "shard", self.shares[other])
-            case groups.Reduce(contributors=contributors):
+            case events.Reduce(contributors=contributors):
                 self._reduce(contributors)
-            case groups.SendMean(peer=other):
+            case events.ShardMean(peer=other):
                 self.send(other, "mean", self.mean)
             case _:
                 super().effect(effect)
@@ -230,9 +216,7 @@ class GroupContents(Contents):
             implausible = isinstance(error, ImplausibleError)
             self.peer.implausible += implausible
             deed = error.deed if implausible else Offence.HEAVY
-            number = self.one.number
-            unused = events.Unused(exchange=number, peer=other, reason=str(error), deed=deed)
-            self.peer.stimulate(unused)
+            self.tell(events.Unused(peer=other, reason=str(error), deed=deed))
 
     def _take_over(self, data: memoryview) -> None:
         lacking = self.one.lacking
@@ -248,11 +232,11 @@ class GroupContents(Contents):
         used = tuple(peer for peer in contributors if peer not in self.one.muted)
         size = capture.reduce(self.tokens(used), memoryview(out))
         self.mean = bytes(out[:size])
-        self.tell(groups.Reduced(digest=sha256(self.mean).digest()))
+        self.tell(events.Reduced(digest=sha256(self.mean).digest()))
         for other, error in capture.left_out.items() if not self.one.machine.over else ():
             self.leave_out(other, error)
 
-    def pool(self, effect: base.Apply) -> None:
+    def pool(self, effect: events.Apply) -> None:
         owners = [
             owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied
         ]
@@ -263,17 +247,4 @@ CONTENTS: dict[str, type[Contents]] = {
     kinds.PAIR.name: PairContents,
     kinds.GROUP.name: GroupContents,
 }
-"""By the name of the kind."""
-
-
-@contextmanager
-def registered(
-    kind: kinds.ExchangeKind, contents: type[Contents], capture: type[CapturedFragment[Any]]
-) -> Generator[None]:
-    """Simulate a kind of exchange of your own while the context lasts."""
-    CONTENTS[kind.name], CAPTURES[kind.name] = contents, capture
-    try:
-        with kinds.registered(kind):
-            yield
-    finally:
-        del CONTENTS[kind.name], CAPTURES[kind.name]
+"""By the name of the kind; a kind of your own adds an entry."""

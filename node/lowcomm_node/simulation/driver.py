@@ -8,10 +8,11 @@ tensors (``contents.py``), numbers, or mere names.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from lowcomm_node.simulation.network import Network, SimulatedStream
-from lowcomm_protocol.exchange import base, events
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import REFUSAL_TEXT, Offer
@@ -42,7 +43,7 @@ class PeerDriver(ABC):
         """A peer has made an offer, or has answered ours."""
 
     @abstractmethod
-    def on_effect(self, effect: base.Effect) -> None:
+    def on_effect(self, effect: events.Effect) -> None:
         """What is only to be known: a deed that is held, an offer that nobody answers, a drift."""
 
     def tampered(self, offer: Offer) -> Offer:
@@ -60,7 +61,7 @@ class PeerDriver(ABC):
 
     # events in, effects out
 
-    def stimulate(self, event: events.Event) -> None:
+    def stimulate(self, event: events.PeerEvent) -> None:
         """Tell the machine what happened, and carry out what it decides."""
         for effect in self.machine.handle(self.now, event):
             if self.over:
@@ -78,14 +79,12 @@ class PeerDriver(ABC):
         self._timer = None
         self.stimulate(events.Tick())
 
-    def _carry_out(self, effect: base.Effect) -> None:
+    def _carry_out(self, effect: events.Effect) -> None:
         match effect:
             case events.Began(exchange=number):
                 one = self.machine.exchange(number)
                 assert one is not None
                 self.exchanges[number] = self.new_exchange(one)
-            case events.Do(exchange=number, effect=work):
-                self.exchanges[number].carry_out(work)
             case events.Accept(exchange=number, call=call, peer=peer, offer=offer):
                 stream = self._calls.pop(call)
                 self.exchanges[number].link(peer, stream)
@@ -96,8 +95,6 @@ class PeerDriver(ABC):
                 stream = self.exchanges[number].calls.pop(peer)
                 self.network.close(stream, self.name)
                 self.forget(stream)
-            case events.Decline(exchange=number, peer=peer, reason=reason):
-                self.exchanges[number].abandon(peer, reason)
             case events.CutOff(exchange=number, peer=peer, reason=reason, tells=True):
                 self.exchanges[number].abandon(peer, reason)
             case events.CutOff(exchange=number, peer=peer):
@@ -106,8 +103,10 @@ class PeerDriver(ABC):
                 self.on_effect(effect)
                 self.exchanges.pop(number).close()
                 self.stimulate(events.Released(exchange=number))
-            case _:
+            case events.RanLate() | events.Unanswered() | events.Penalty() | events.Drifted():
                 self.on_effect(effect)
+            case _:
+                self.exchanges[effect.exchange].carry_out(effect)
 
     # messages
 
@@ -163,19 +162,11 @@ class SimulatedExchange(ABC):
         """Capture and code our contribution, and then tell ``captured``."""
 
     @abstractmethod
-    def event(self, other: str, kind: str, payload: Any) -> Any:
-        """The event that a message is, if it is no content."""
-
-    @abstractmethod
     def use(self, other: str, kind: str, payload: Any) -> None:
         """Decode a content, and tell what comes of it."""
 
     @abstractmethod
-    def effect(self, effect: base.Effect) -> None:
-        """Carry out what only this kind of exchange asks for."""
-
-    @abstractmethod
-    def apply(self, effect: base.Apply) -> None:
+    def apply(self, effect: events.Apply) -> None:
         """Take the outer step, and then tell that it is merged."""
 
     @abstractmethod
@@ -186,21 +177,19 @@ class SimulatedExchange(ABC):
 
     def tell(self, event: Any) -> None:
         """An event of this exchange."""
-        self.peer.stimulate(events.In(exchange=self.one.number, event=event))
+        self.peer.stimulate(replace(event, exchange=self.one.number))
 
     def captured(self) -> None:
         """Our contribution is coded: tell so, and take in what has waited for it."""
         waiting = self._waiting or []
         self._waiting = None
-        self.tell(base.Captured())
+        self.tell(events.Captured())
         for take_in in waiting:
             take_in()
 
     def fail(self, other: str, reason: str, **more: Any) -> None:
         """Nothing can come from a peer any more."""
-        self.peer.stimulate(
-            events.Failed(exchange=self.one.number, peer=other, reason=reason, **more)
-        )
+        self.tell(events.Lost(peer=other, reason=reason, **more))
 
     # messages
 
@@ -224,24 +213,25 @@ class SimulatedExchange(ABC):
             self.tell(self.event(other, kind, payload))
         else:
             if kind in self.WHOLE:
-                self.peer.stimulate(events.ContentCame(exchange=self.one.number, peer=other))
+                self.tell(events.ContentCame(peer=other))
             if self._waiting is None:
                 self._use(other, kind, payload)
             else:
                 self._waiting.append(lambda: self._use(other, kind, payload))
 
     def _on_answer(self, stream: SimulatedStream, other: str, kind: str, payload: Any) -> None:
-        number = self.one.number
         self.peer.heard(other)
         if kind == "accept":
             self.link(other, stream)
-            self.peer.stimulate(events.Answered(exchange=number, peer=other, offer=payload))
+            self.tell(events.Accepted(peer=other, offer=payload))
         else:
             self.peer.forget(stream)
-            told = events.OfferRefused(
-                exchange=number, peer=other, reason=payload, detail=REFUSAL_TEXT[payload]
-            )
-            self.peer.stimulate(told)
+            detail = REFUSAL_TEXT[payload]
+            self.tell(events.Refused(peer=other, reason=payload, detail=detail))
+
+    def event(self, other: str, kind: str, payload: Any) -> events.PeerEvent:
+        """The event that a message is, if it is no content."""
+        return replace(payload, peer=other)
 
     def _use(self, other: str, kind: str, payload: Any) -> None:
         if not self.one.machine.over:
@@ -249,26 +239,32 @@ class SimulatedExchange(ABC):
 
     # effects
 
-    def carry_out(self, effect: base.Effect) -> None:
+    def carry_out(self, effect: events.Effect) -> None:
         """Carry out an effect of this exchange."""
         match effect:
-            case base.Dial(peer=other):
+            case events.Dial(peer=other):
                 stream = self.calls[other] = self.network.open(self.peer.name, other)
                 self.peer.by_stream[stream] = self
                 self.network.send(
                     stream, self.peer.name, "hello", self.peer.tampered(self.one.offer)
                 )
-            case base.Capture(members=members):
+            case events.Capture(members=members):
                 self.capture(members)
-            case base.Abandon(peer=other, reason=reason):
+            case events.Abandon(peer=other, reason=reason):
                 self.abandon(other, reason)
-            case base.Apply():
+            case events.Apply():
                 self.apply(effect)
-            case base.End(reason=reason):
+            case events.End(reason=reason):
                 self.drop()
-                self.peer.stimulate(events.Dropped(exchange=self.one.number, reason=reason))
+                self.tell(events.Dropped(reason=reason))
             case _:
                 self.effect(effect)
+
+    def effect(self, effect: events.Effect) -> None:
+        """Carry out what only this kind of exchange asks for: here a message without contents."""
+        assert isinstance(effect, events.MemberMessage), f"nobody carries out {effect}"
+        kind = type(effect).__name__.lower()
+        self.network.send(self.links[effect.peer], self.peer.name, kind, effect)
 
     def abandon(self, other: str, reason: str) -> None:
         """Tell a peer why we give it up, and end the stream."""

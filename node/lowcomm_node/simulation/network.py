@@ -112,8 +112,8 @@ class Network:
         """How many things were to happen so far."""
         self.control: Counter[str] = Counter()
         """Bytes that each peer has sent beside contents, as ``weigh`` has them."""
-        self.weigh: Callable[[str, Any], int] = lambda kind, payload: 0
-        """Bytes of a message beside contents, by its kind and payload."""
+        self.weigh: Callable[[Any], int] = lambda payload: 0
+        """Bytes of a message beside contents, by its payload."""
         self._lines: dict[str, tuple[Queue, Queue]] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -164,7 +164,7 @@ class Network:
         if size and self.conditions.line is not None:
             self._carry(stream, sender, size, lambda: self.send(stream, sender, kind, payload))
             return
-        self.control[sender] += self.weigh(kind, payload)
+        self.control[sender] += self.weigh(payload)
         rate, distance = self._between(sender, receiver)
         way = self.random.uniform(*self.conditions.latency) + size / rate + late + distance
         arrives = stream.arrived[receiver] = max(stream.arrived.get(receiver, 0.0), self.now + way)

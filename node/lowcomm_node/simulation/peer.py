@@ -12,7 +12,7 @@ from lowcomm_node.simulation.network import SimulatedStream
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.errors import Offence
-from lowcomm_protocol.exchange import base, events
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
@@ -80,7 +80,7 @@ class SimulatedPeer(PeerDriver):
     def heard(self, peer: str) -> None:
         self.liveness.met(peer, self.network.now)
 
-    def on_effect(self, effect: base.Effect) -> None:
+    def on_effect(self, effect: events.Effect) -> None:
         match effect:
             case events.Unanswered(peer=peer):
                 self.liveness.missed(peer, self.network.now)
@@ -143,7 +143,7 @@ class SimulatedPeer(PeerDriver):
 
     def leave(self) -> None:
         """Say goodbye: exchanges under way are given up, and others hear of it."""
-        self.stimulate(events.GaveUpAll(reason="leaves"))
+        self.stimulate(events.GaveUp(reason="leaves"))
         self.training = False
         self.over = True
 
@@ -201,7 +201,7 @@ class SimulatedPeer(PeerDriver):
         """The run is over: merge what has arrived, begin nothing new."""
         self.training = False
         self.stimulate(events.Closed())
-        self.stimulate(events.GaveUpAll(reason="the run is over"))
+        self.stimulate(events.GaveUp(reason="the run is over"))
         for _, merge in self.ripening:
             merge()
         self.ripening.clear()
@@ -223,11 +223,11 @@ class SimulatedPeer(PeerDriver):
         if not self.training:
             return
         self.stimulate(events.Closed())
-        self.stimulate(events.GaveUpAll(reason="copies the state of a peer"))
+        self.stimulate(events.GaveUp(reason="copies the state of a peer"))
         for exchange in list(
             self.exchanges.values()
         ):  # those that are applied and wait to be merged
-            exchange.carry_out(base.End(reason="copies the state of a peer"))
+            exchange.carry_out(events.End(reason="copies the state of a peer"))
         self.ripening.clear()
         self.at_boundary.clear()
         if self.world.copy_state(self):

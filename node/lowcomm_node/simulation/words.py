@@ -1,81 +1,42 @@
-"""What members tell each other beside contents, as messages of the virtual network."""
+"""Bytes of what members tell each other beside contents, in the virtual network."""
 
 from typing import Any
 
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_protocol.errors import MAX_REASON
-from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange import pair as pairs
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.tally import SALT_BYTES
+from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 SALT = bytes(SALT_BYTES)
 
 
-def words_of(effect: base.Effect) -> tuple[str, str, Any] | None:
-    """To whom an effect tells something, the kind of the message, and its payload; None for other
-    effects."""
-    match effect:
-        case pairs.SendConfirm(peer=peer, members=members):
-            return peer, "confirm", members
-        case groups.SendRoll(peer=peer, roll=roll):
-            return peer, "roll", roll
-        case groups.SendMembers(peer=peer, members=members):
-            return peer, "members", members
-        case groups.SendHeld(peer=peer, held=held):
-            return peer, "held", held
-        case groups.SendCommit(peer=peer, shards=shards, heard=heard):
-            return peer, "commit", (shards, heard)
-        case _:
-            return None
-
-
-def event_of(peer: str, kind: str, payload: Any) -> Any:
-    """The event that such a message of a peer is."""
-    match kind:
-        case "confirm":
-            return pairs.Confirmed(peer=peer, members=payload)
-        case "roll":
-            return groups.RollCame(peer=peer, roll=payload)
-        case "members":
-            return groups.MembersCame(peer=peer, members=payload)
-        case "held":
-            return groups.HeldCame(peer=peer, held=payload)
-        case "commit":
-            shards, heard = payload
-            return groups.CommitCame(peer=peer, shards=shards, heard=heard)
-        case _:
-            raise AssertionError(f"nobody understands {kind!r}")
-
-
-def control_bytes(kind: str, payload: Any) -> int:
+def control_bytes(payload: Any) -> int:
     """Bytes of the frames that carry a message, less those of contents themselves: what gRPC,
     HTTP/2 and TLS add is not counted.
 
     Members of a group are taken to see the same slice.
     """
-    match kind:
-        case "hello":
+    match payload:
+        case Offer():
             return pb.Frame(hello=frames.to_message(payload)).ByteSize()
-        case "accept":
-            return pb.Frame(accept=frames.to_message(payload)).ByteSize()
-        case "refuse":
+        case Refusal():
             return frames.refuse(payload).ByteSize()
-        case "abandon":
+        case str():
             return pb.Frame(abandon=pb.Abandon(reason=payload[:MAX_REASON])).ByteSize()
-        case "confirm":
-            return pb.Frame(confirm=pb.Confirm(members=payload)).ByteSize()
-        case "roll":
-            return frames.roll(payload, payload).ByteSize()
-        case "members":
-            return frames.members(payload, payload).ByteSize()
-        case "held":
-            return frames.held(payload, SALT).ByteSize()
-        case "commit":
-            return frames.commit(*payload).ByteSize()
-        case "content" | "again" | "resend" | "shard" | "mean" | "missed":
+        case events.Confirm(members=members):
+            return pb.Frame(confirm=pb.Confirm(members=members)).ByteSize()
+        case events.Roll(roll=roll):
+            return frames.roll(roll, roll).ByteSize()
+        case events.Members(members=members):
+            return frames.members(members, members).ByteSize()
+        case events.Holdings(held=held):
+            return frames.held(held, SALT).ByteSize()
+        case events.Commit(shards=shards, heard=heard):
+            return frames.commit(shards, heard).ByteSize()
+        case bytes():
             return _around(len(payload))
         case _:
             return 0

@@ -1,7 +1,7 @@
 """Carries out one exchange at this node: what its machine decides, and reports what comes of that
 as events.
 
-    Peer.handle ─► Do(effect) ─► carry_out ─► tasks: dial, capture, send, read, apply, abandon, end
+    Peer.handle ─► effect ─► carry_out ─► tasks: dial, capture, send, read, apply, abandon, end
     ─► events
 
 Nothing is decided here. ``pair_driver.py`` and ``group_driver.py`` carry out what only pairs and
@@ -38,11 +38,11 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 
 ABANDON_DEADLINE = 2.0
 """Seconds to tell a peer why we give it up."""
-_CAUSES: tuple[tuple[type[Exception], base.Cause], ...] = (
-    (Unusable, base.Cause.UNUSABLE),
-    (ProtocolViolation, base.Cause.VIOLATED),
-    (GaveUp, base.Cause.GAVE_UP),
-    (TooSlow, base.Cause.LATE),
+_CAUSES: tuple[tuple[type[Exception], events.Cause], ...] = (
+    (Unusable, events.Cause.UNUSABLE),
+    (ProtocolViolation, events.Cause.VIOLATED),
+    (GaveUp, events.Cause.GAVE_UP),
+    (TooSlow, events.Cause.LATE),
 )
 """Why a peer is lost, by the error; any other is of its stream."""
 
@@ -61,7 +61,7 @@ class Station:
     arena: Arena
     slots: Sequence[int]
     bandwidth: Bandwidth
-    stimulate: Callable[[events.Event], None]
+    stimulate: Callable[[events.PeerEvent], None]
     call: Callable[[str], Awaitable[CallerStream]]
     """Open a stream to a peer. Raises LinkLost."""
     heard: Callable[[str, Refusal | None], None]
@@ -80,8 +80,6 @@ class ExchangeDriver(ABC):
         self.links: dict[str, Any] = {}
         self.calls: dict[str, asyncio.Task[None]] = {}
         """Calls of ours, by the peer that is called; they read what it sends, too."""
-        self.declined: dict[str, str] = {}
-        """Peers that have accepted in vain, and why."""
         self.worst_block: float | None = None
         """How far contributions were apart where they were most, once they are merged."""
         self.stages = Stages()
@@ -133,7 +131,7 @@ class ExchangeDriver(ABC):
         """Have our contribution captured and coded. Raises TrainerError."""
 
     @abstractmethod
-    async def _merge(self, effect: base.Apply) -> OuterStepApplied:
+    async def _merge(self, effect: events.Apply) -> OuterStepApplied:
         """Have the outer step taken. Raises TrainerError."""
 
     # what is shown of it
@@ -184,7 +182,7 @@ class ExchangeDriver(ABC):
 
     def tell(self, event: Any) -> None:
         """Tell the machine an event of this exchange."""
-        self.station.stimulate(events.In(exchange=self.one.number, event=event))
+        self.station.stimulate(replace(event, exchange=self.one.number))
 
     def lose(self, peer: str, why: str | Exception) -> None:
         """Tell the machine that nothing can come from a peer any more."""
@@ -195,45 +193,43 @@ class ExchangeDriver(ABC):
             if isinstance(why, ProtocolViolation)
             else None
         )
-        cause = next((one for kind, one in _CAUSES if isinstance(why, kind)), base.Cause.LOST)
+        cause = next((one for kind, one in _CAUSES if isinstance(why, kind)), events.Cause.LOST)
         broke = isinstance(why, str) or (isinstance(why, LinkLost) and not isinstance(why, GaveUp))
         stands = isinstance(why, Unusable)
-        self.station.stimulate(
-            events.Failed(
-                exchange=self.one.number,
+        self.tell(
+            events.Lost(
                 peer=peer,
                 reason=str(why)[:MAX_REASON],
                 deed=deed,
                 broke=broke,
                 stands=stands,
-                cause=base.Cause.UNANSWERED if why == base.UNANSWERED else cause,
+                cause=events.Cause.UNANSWERED if why == base.UNANSWERED else cause,
             )
         )
 
     def arrived(self, peer: str) -> None:
         """Tell the machine that a contribution has come whole."""
         line = self.links[peer].line(monotonic())
-        came = events.ContentCame(exchange=self.one.number, peer=peer, line=line)
-        self.station.stimulate(came)
+        self.tell(events.ContentCame(peer=peer, line=line))
 
     # effects
 
-    def carry_out(self, effect: base.Effect) -> None:
+    def carry_out(self, effect: events.Effect) -> None:
         """Carry out an effect of this exchange, at once or in a task.
 
         Tasks begin in this order, and a link sends in the order of asking: what is told arrives as
         it was decided."""
         match effect:
-            case base.Dial(peer=peer):
+            case events.Dial(peer=peer):
                 self.calls[peer] = self._start(self._dial(peer))
-            case base.Capture():
+            case events.Capture():
                 self._start(self._capture())
-            case base.Abandon(peer=peer, reason=reason):
+            case events.Abandon(peer=peer, reason=reason):
                 self._abandoning.add(peer)
                 self._start(self._abandon(peer, reason))
-            case base.Apply():
+            case events.Apply():
                 self._start(self._apply(effect))
-            case base.End(reason=reason):
+            case events.End(reason=reason):
                 self._start(self._end(reason))
             case _:
                 self._start(self._try(effect))
@@ -258,9 +254,7 @@ class ExchangeDriver(ABC):
         if reason:
             self._abandoning.add(peer)
             self._start(self._abandon(peer, reason))
-        elif (
-            peer in self.links and peer not in self.declined
-        ):  # one that is declined is told why first
+        elif peer in self.links:
             self.links[peer].stream.cancel()
 
     def explain_late(self) -> None:
@@ -298,7 +292,7 @@ class ExchangeDriver(ABC):
 
         def slow(left: float) -> None:
             seconds = monotonic() - one.began + left
-            self.station.stimulate(events.Coming(exchange=one.number, peer=peer, seconds=seconds))
+            self.tell(events.Coming(peer=peer, seconds=seconds))
 
         return self.time_left, one.usual, slow
 
@@ -334,7 +328,7 @@ class ExchangeDriver(ABC):
                 exc_info=error,
             )
             told = f"a defect: {error!r}; please report it with the log"
-            self.tell(base.GaveUp(reason=told, cause=base.Cause.OWN_FAULT))
+            self.tell(events.GaveUp(reason=told, cause=events.Cause.OWN_FAULT))
 
     async def _try(self, effect: Any) -> None:
         try:
@@ -398,21 +392,17 @@ class ExchangeDriver(ABC):
             raise ProtocolViolation("answered our offer with something else")
         theirs = frames.from_message(answer.accept)
         self.link(peer, stream)
-        self.station.stimulate(events.Answered(exchange=self.one.number, peer=peer, offer=theirs))
-        if peer not in self.one.partners:
-            await _decline(stream, self.declined.pop(peer, ""))
+        self.tell(events.Accepted(peer=peer, offer=theirs))
+        if peer in self.one.partners:
+            await self._follow(self.links[peer])
+        elif peer not in self._abandoning:
             stream.cancel()
-            return
-        await self._follow(self.links[peer])
 
     async def _on_refusal(self, peer: str, stream: CallerStream, message: pb.Refuse) -> None:
         reason, detail = frames.read_refusal(message)
         self.station.heard(peer, reason)
         self.calls.pop(peer, None)
-        told = events.OfferRefused(
-            exchange=self.one.number, peer=peer, reason=reason, detail=detail
-        )
-        self.station.stimulate(told)
+        self.tell(events.Refused(peer=peer, reason=reason, detail=detail))
         await stream.close()
 
     async def _follow(self, link: Link) -> None:
@@ -456,11 +446,11 @@ class ExchangeDriver(ABC):
                 await self._code()
         except LowcommError as error:
             told = f"our contribution could not be captured: {error}"
-            self.tell(base.GaveUp(reason=told, cause=base.Cause.OWN_FAULT))
+            self.tell(events.GaveUp(reason=told, cause=events.Cause.OWN_FAULT))
             return
         self.note("captured")
         self._captured.set()
-        self.tell(base.Captured())
+        self.tell(events.Captured())
 
     async def _until(self, event: asyncio.Event) -> None:
         """Wait for the members, or for our capture. Raises LinkLost if the exchange is over
@@ -477,7 +467,7 @@ class ExchangeDriver(ABC):
 
     # the end
 
-    async def _apply(self, effect: base.Apply) -> None:
+    async def _apply(self, effect: events.Apply) -> None:
         try:
             merged = await self._merge(effect)
         except TrainerError as error:
@@ -528,7 +518,7 @@ class ExchangeDriver(ABC):
         most = self.one.kind.contents * self.station.ready.sizes[self.fragment][1]
         return max(self.bytes_sent, self.bytes_received) / most
 
-    def _finish(self, event: events.Event) -> None:
+    def _finish(self, event: events.PeerEvent) -> None:
         self.done.set()
         self._members_known.set()
         self._captured.set()
@@ -547,17 +537,6 @@ class ExchangeDriver(ABC):
         """Free the slots."""
         for slot in self.slots:
             self.arena.give_back(slot)
-
-
-async def _decline(stream: CallerStream, reason: str) -> None:
-    """Tell a peer that has accepted why nothing comes of it: to one that hears nothing its own line
-    looks broken."""
-    if not reason:
-        return
-    with suppress(LowcommError, TimeoutError):
-        async with asyncio.timeout(ABANDON_DEADLINE):
-            await stream.send(pb.Frame(abandon=pb.Abandon(reason=reason)))
-            await stream.close()
 
 
 async def answer_in_time(stream: CalleeStream | Link, frame: pb.Frame, seconds: float) -> None:

@@ -34,7 +34,7 @@ from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
 from lowcomm_node.system.tasks import start
 from lowcomm_protocol.errors import Offence, ProtocolViolation
-from lowcomm_protocol.exchange import base, events, kinds
+from lowcomm_protocol.exchange import events, kinds
 from lowcomm_protocol.exchange.budget import LIFE, Deadlines
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.matching import Refusal
@@ -165,7 +165,7 @@ class Exchanger:
 
     # events in, effects out
 
-    def stimulate(self, event: events.Event) -> None:
+    def stimulate(self, event: events.PeerEvent) -> None:
         """Tell the machine what happened, and carry out what it decides."""
         for effect in self.peer.handle(monotonic(), event):
             self._carry_out(effect)
@@ -183,12 +183,10 @@ class Exchanger:
     def _on_timer(self) -> None:
         self.stimulate(events.Tick())
 
-    def _carry_out(self, effect: base.Effect) -> None:
+    def _carry_out(self, effect: events.Effect) -> None:
         match effect:
             case events.Began(exchange=number):
                 self._begin(number)
-            case events.Do(exchange=number, effect=work):
-                self._drivers[number].carry_out(work)
             case events.Accept(exchange=number, call=call, peer=peer):
                 self._drivers[number].link(peer, self._calls[call].stream)
                 self._calls[call].answer.set_result(self._drivers[number])
@@ -197,8 +195,6 @@ class Exchanger:
                 self._calls[call].answer.set_result(reason)
             case events.CancelCall(exchange=number, peer=peer):
                 self._drivers[number].cancel_call(peer)
-            case events.Decline(exchange=number, peer=peer, reason=reason):
-                self._drivers[number].declined[peer] = reason
             case events.CutOff(exchange=number, peer=peer, reason=reason, tells=tells):
                 self.history.lost(peer, reason, effect.cause)
                 self._drivers[number].cut_off(peer, reason if tells else "")
@@ -213,9 +209,7 @@ class Exchanger:
             case events.Drifted():
                 self.drifted.set()
             case _:
-                raise AssertionError(
-                    f"nobody carries out {effect}"
-                )  # a new effect needs a case here
+                self._drivers[effect.exchange].carry_out(effect)
 
     def _begin(self, number: int) -> None:
         one = self.peer.exchange(number)
@@ -272,7 +266,7 @@ class Exchanger:
             gone = [peer for peer in driver.one.partners if barred(peer, now)]
             if gone:
                 told = f"{gone[0][-6:]} was removed from the run by its creator"
-                driver.tell(base.GaveUp(reason=told, cause=base.Cause.REMOVED))
+                driver.tell(events.GaveUp(reason=told, cause=events.Cause.REMOVED))
 
     @property
     def exchanging(self) -> bool:
@@ -448,7 +442,7 @@ class Exchanger:
                     await next(iter(self._drivers.values())).done.wait()
             last_words = self.peer.budget.deadlines.hello + 1
         except TimeoutError:
-            self.stimulate(events.GaveUpAll(reason=reason))
+            self.stimulate(events.GaveUp(reason=reason))
             last_words = ABANDON_DEADLINE + 1
         with suppress(TimeoutError):
             async with asyncio.timeout(last_words):

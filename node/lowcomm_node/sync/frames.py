@@ -2,9 +2,10 @@
 is used before it is checked here."""
 
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.group import MAX_PEER_ID
 from lowcomm_protocol.exchange.tally import MARK_BYTES, SALT_BYTES, mark
 from lowcomm_protocol.exchange.underway import KEPT, STATE_MARK_BYTES
 from lowcomm_protocol.matching import REFUSAL_TEXT, SLICE_DIGEST_BYTES, Offer, Refusal
@@ -17,56 +18,29 @@ _LIMIT = 2**53
 
 def to_message(offer: Offer) -> pb.Offer:
     """An offer as it travels."""
-    return pb.Offer(
-        protocol=offer.protocol,
-        run_id=bytes.fromhex(offer.run_id),
-        plan=bytes.fromhex(offer.plan),
-        codec=offer.codec,
-        fragment=offer.fragment,
-        round=offer.round,
-        swarm_step=offer.swarm_step,
-        steps=offer.steps,
-        tokens=offer.tokens,
-        version=offer.version,
-        slow_digest=offer.slow_digest,
-        momentum_digest=offer.momentum_digest,
-        seconds=offer.seconds,
-        slice_digest=offer.slice_digest,
-        previous=offer.previous,
-    )
+    ids = {"run_id": bytes.fromhex(offer.run_id), "plan": bytes.fromhex(offer.plan)}
+    return pb.Offer(**vars(offer) | ids)
 
 
 def from_message(message: pb.Offer) -> Offer:
     """Check an offer. Raises ProtocolViolation if a field is out of bounds."""
     numbers = (message.round, message.swarm_step, message.steps, message.tokens, message.version)
-    if max(numbers) >= _LIMIT or len(message.run_id) != 32 or len(message.plan) != 32:
-        raise ProtocolViolation("sent an offer with a field out of bounds")
     digests = (message.slow_digest, message.momentum_digest)
-    if len(message.slice_digest) not in (0, SLICE_DIGEST_BYTES):
-        raise ProtocolViolation("sent an offer with a field out of bounds")
-    if len(message.codec) > 32 or any(len(digest) not in (0, 32) for digest in digests):
-        raise ProtocolViolation("sent an offer with a field out of bounds")
-    if len(message.previous) > KEPT or any(
-        len(one) != STATE_MARK_BYTES for one in message.previous
+    if (
+        max(numbers) >= _LIMIT
+        or len(message.run_id) != 32
+        or len(message.plan) != 32
+        or len(message.codec) > 32
+        or len(message.slice_digest) not in (0, SLICE_DIGEST_BYTES)
+        or any(len(digest) not in (0, 32) for digest in digests)
+        or len(message.previous) > KEPT
+        or any(len(one) != STATE_MARK_BYTES for one in message.previous)
     ):
         raise ProtocolViolation("sent an offer with a field out of bounds")
-    return Offer(
-        protocol=message.protocol,
-        run_id=message.run_id.hex(),
-        plan=message.plan.hex(),
-        codec=message.codec,
-        fragment=message.fragment,
-        round=message.round,
-        swarm_step=message.swarm_step,
-        steps=message.steps,
-        tokens=message.tokens,
-        version=message.version,
-        slow_digest=message.slow_digest,
-        momentum_digest=message.momentum_digest,
-        seconds=message.seconds,
-        slice_digest=message.slice_digest,
-        previous=tuple(message.previous),
-    )
+    values: dict[str, Any] = {one.name: getattr(message, one.name) for one in fields(Offer)}
+    values |= {"run_id": message.run_id.hex(), "plan": message.plan.hex()}
+    values |= {"previous": tuple(message.previous)}
+    return Offer(**values)
 
 
 def refuse(refusal: Refusal) -> pb.Frame:
@@ -112,19 +86,13 @@ def commit(shards: Sequence[bool], heard: Sequence[bool]) -> pb.Frame:
 
 
 def read_roll(message: pb.Roll, slice_: Sequence[str] = ()) -> tuple[str, ...]:
-    """The peers of a roll; ``slice_``: what both ends see, if they see the same. Raises
-    ProtocolViolation if it is not in form."""
+    """The peers of a roll, whose ids the machine checks; ``slice_``: what both ends see, if they
+    see the same. Raises ProtocolViolation for places outside of it."""
     if message.slice:
         if message.peers or message.slice >= 1 << len(slice_):
             raise ProtocolViolation("sent a roll by places in a slice that is not ours")
         return _at(slice_, message.slice)
-    _count("peers", len(message.peers))
-    peers = tuple(message.peers)
-    if not all(0 < len(peer) <= MAX_PEER_ID for peer in peers):
-        raise ProtocolViolation(f"sent a peer id that does not have 1 to {MAX_PEER_ID} characters")
-    if list(peers) != sorted(set(peers)):
-        raise ProtocolViolation("sent peers that are not sorted, or one of them twice")
-    return peers
+    return tuple(message.peers)
 
 
 def read_members(message: pb.Members, roll: Sequence[str]) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from lowcomm_node.sync.link import GroupLink, Incoming
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
-from lowcomm_protocol.exchange import base, events
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange.tally import SALT_BYTES
 from lowcomm_protocol.exchange.underway import Underway
@@ -88,17 +88,17 @@ class GroupDriver(ExchangeDriver):
         match frame.WhichOneof("kind"):
             case "roll":
                 self._rolls[peer] = frames.read_roll(frame.roll, self._shared_slice(peer))
-                return groups.RollCame(peer=peer, roll=self._rolls[peer])
+                return events.Roll(peer=peer, roll=self._rolls[peer])
             case "members":
-                return groups.MembersCame(
+                return events.Members(
                     peer=peer, members=frames.read_members(frame.members, self._rolls[peer])
                 )
             case "held":
                 held, salt = frames.read_held(frame.held)
-                return groups.HeldCame(peer=peer, held=held, salt=salt)
+                return events.Holdings(peer=peer, held=held, salt=salt)
             case _:
                 shards, heard = frames.read_commit(frame.commit)
-                return groups.CommitCame(peer=peer, shards=shards, heard=heard)
+                return events.Commit(peer=peer, shards=shards, heard=heard)
 
     async def _place(self, peer: str, content: pb.Content) -> memoryview:
         """Where the share or the mean of a member goes."""
@@ -140,7 +140,7 @@ class GroupDriver(ExchangeDriver):
                     momentum_digest=lacking.momentum_digest.hex(),
                 )
             )
-        self.tell(groups.MissedVerified(peer=peer))
+        self.tell(events.MissedSteps(peer=peer))
 
     async def _take_in(self, peer: str, content: Incoming) -> None:
         if content.part != pb.MISSED:
@@ -152,12 +152,12 @@ class GroupDriver(ExchangeDriver):
         elif content.part == pb.SHARE:
             if peer not in self.one.muted:
                 await self._receive(peer, received)
-            self.tell(groups.ShardVerified(peer=peer))
+            self.tell(events.Shard(peer=peer))
         else:
             with self.working():
                 await self._decode(Part.MEAN, peer, means, self._mean_of(peer))
             self.note("decoded")
-            self.tell(groups.MeanVerified(peer=peer, digest=content.digest))
+            self.tell(events.ShardMean(peer=peer, digest=content.digest))
 
     async def _receive(self, peer: str, received: int) -> None:
         try:
@@ -166,10 +166,8 @@ class GroupDriver(ExchangeDriver):
         except Unusable as error:
             if len(self.one.members) < groups.OUTVOTE:
                 raise
-            number, reason = self.one.number, str(error)[:MAX_REASON]
-            self.station.stimulate(
-                events.Unused(exchange=number, peer=peer, reason=reason, deed=error.deed)
-            )
+            reason = str(error)[:MAX_REASON]
+            self.tell(events.Unused(peer=peer, reason=reason, deed=error.deed))
         self.note("decoded")
 
     async def _decode(self, part: Part, peer: str, slot: int, place: tuple[int, int]) -> None:
@@ -183,32 +181,32 @@ class GroupDriver(ExchangeDriver):
     # what goes
 
     async def _effect(self, effect: Any) -> None:
-        if isinstance(effect, groups.Reduce):
+        if isinstance(effect, events.Reduce):
             await self._reduce(effect.contributors)
             return
         link = self.links[effect.peer]
         match effect:
-            case groups.SendRoll(roll=roll):
+            case events.Roll(roll=roll):
                 self._rolls[self.station.peer.me] = roll
                 await link.send(frames.roll(roll, self._shared_slice(effect.peer)))
-            case groups.SendMembers(members=members):
+            case events.Members(members=members):
                 await link.send(frames.members(members, self._rolls[self.station.peer.me]))
-            case groups.SendMissed():
+            case events.MissedSteps():
                 if self._missed is None:
                     raise LinkLost("lacks outer steps that we have not kept")
                 size, digest = self._missed
                 data = self._view(self.slots[0], sum(self.sizes), size)
                 await link.send_content(data, digest, pb.MISSED)
-            case groups.SendShard(peer=peer):
+            case events.Shard(peer=peer):
                 await self._send_share(link, self.one.members.index(peer))
-            case groups.SendMean():
+            case events.ShardMean():
                 assert self._mean is not None
                 place, digest = self._mean_of(self.station.peer.me), self._mean[1]
                 data = self._view(self.slots[2], *place)
                 await link.send_content(data, digest, pb.MEAN)
-            case groups.SendHeld(held=held):
+            case events.Holdings(held=held):
                 await link.send(frames.held(held, token_bytes(SALT_BYTES)))
-            case groups.SendCommit(shards=shards, heard=heard):
+            case events.Commit(shards=shards, heard=heard):
                 await link.send(frames.commit(shards, heard))
 
     def _shared_slice(self, peer: str) -> list[str]:
@@ -239,10 +237,10 @@ class GroupDriver(ExchangeDriver):
                 )
         except TrainerError as error:
             told = f"our shard could not be averaged: {error}"
-            self.tell(base.GaveUp(reason=told, cause=base.Cause.OWN_FAULT))
+            self.tell(events.GaveUp(reason=told, cause=events.Cause.OWN_FAULT))
             return
         self._mean = mean.size, mean.digest
-        self.tell(groups.Reduced(digest=mean.digest))
+        self.tell(events.Reduced(digest=mean.digest))
         for peer, why in mean.left_out.items():
             self.lose(peer, why)
 
@@ -280,7 +278,7 @@ class GroupDriver(ExchangeDriver):
             )
             self._missed = written.size, written.digest
 
-    async def _merge(self, effect: base.Apply) -> OuterStepApplied:
+    async def _merge(self, effect: events.Apply) -> OuterStepApplied:
         owners = [
             owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied
         ]

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lowcomm_node.errors import NodeError
 from lowcomm_node.system.logs import Event
-from lowcomm_protocol.exchange.base import Cause
 from lowcomm_protocol.exchange.budget import Needs
-from lowcomm_protocol.exchange.events import Outcome
+from lowcomm_protocol.exchange.events import Cause, Outcome
 from lowcomm_protocol.exchange.underway import Story
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 
@@ -232,9 +231,9 @@ class History:
 
     def _keep(self, story: Story) -> None:
         self.stories.append(story)
-        events = sum(len(kept.told) for kept in self.stories)
+        events = sum(len(kept.events) for kept in self.stories)
         while len(self.stories) > MAX_STORIES or events > MAX_STORY_EVENTS:
-            events -= len(self.stories.popleft().told)
+            events -= len(self.stories.popleft().events)
 
     def story(self, last: int) -> dict[str, Any]:
         """How the ``last``-th exchange from the end went, for ``underway.replay``. Raises

@@ -18,8 +18,7 @@ from lowcomm_node.node.messages import (
 from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import PairLink
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange import pair as pairs
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.underway import Underway
 
 
@@ -49,7 +48,7 @@ class PairDriver(ExchangeDriver):
             self.least,
             partial(self._take_in, link.peer, slot),
             lambda blocks: self._start(self._resend(link, blocks)) and None,
-            lambda members: self.tell(pairs.Confirmed(peer=link.peer, members=members)),
+            lambda members: self.tell(events.Confirm(peer=link.peer, members=members)),
         )
 
     async def _take_in(self, peer: str, slot: int, size: int, again: bool) -> Retransmit | None:
@@ -66,18 +65,18 @@ class PairDriver(ExchangeDriver):
         if received.again is not None:
             return received.again
         self.note("decoded")
-        self.tell(pairs.Verified(peer=peer))
+        self.tell(events.WholeContribution(peer=peer))
         return None
 
     async def _effect(self, effect: Any) -> None:
         link = self.links[effect.peer]
         match effect:
-            case pairs.SendContent():
+            case events.WholeContribution():
                 assert self.content is not None
                 (size,), (digest,) = self.content.sizes, self.content.digests
                 data = self.arena.view(self.slots[0], size)
                 await link.send_content(data, digest)
-            case pairs.SendConfirm(members=members):
+            case events.Confirm(members=members):
                 await link.send_confirm(members)
 
     async def _resend(self, link: PairLink, blocks: bytes) -> None:
@@ -110,7 +109,7 @@ class PairDriver(ExchangeDriver):
             )
         )
 
-    async def _merge(self, effect: base.Apply) -> OuterStepApplied:
+    async def _merge(self, effect: events.Apply) -> OuterStepApplied:
         return await self.trainer.ask(
             Merge(
                 fragment=self.fragment,

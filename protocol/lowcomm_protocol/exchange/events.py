@@ -1,16 +1,17 @@
 """What goes into the machine of a peer (events), and what it has its driver do (effects).
 
-Events and effects of a single exchange are in ``base.py`` and with its kind. They travel wrapped,
-with the number of the exchange: `In` on the way in, `Do` on the way out.
+One flat list of each. What belongs to an exchange has the number of that exchange in ``exchange``;
+the machines of a single exchange (``pair.py``, ``group.py``) ignore it, and the peer fills it in. A
+`MemberMessage` is both: as an effect it is to be sent to ``peer``, as an event ``peer`` has sent
+it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol, dataclass_transform
 
 from lowcomm_protocol.errors import Offence
-from lowcomm_protocol.exchange.base import Cause, Effect
 from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.plan import FragmentProgress
 
@@ -57,11 +58,72 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-# Events
+class Stage(StrEnum):
+    """Where an exchange stands; not every kind of exchange has every stage."""
+
+    GATHERING = "gathering"
+    AGREEING = "agreeing"  # groups: on the list of members
+    CAPTURING = "capturing"
+    TRADING = "trading"  # pairs
+    REDUCING = "reducing"  # groups: contributions travel, to the owner of each shard
+    AVERAGING = "averaging"  # groups: means are made and travel, from the owner of each shard
+    CONFIRMING = "confirming"
+    COMMITTING = "committing"  # groups: members say which shards they would apply
+    APPLIED = "applied"
+    ENDED = "ended"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainerReady:
+class Cause(StrEnum):
+    """Why an exchange was not applied, or a peer takes no part in it, unless a ``Refusal`` says
+    it."""
+
+    NOBODY = "nobody-training"
+    NO_PARTNER = "no-partner"  # those that were called do not take part, for different reasons
+    UNANSWERED = "unanswered"
+    LOST = "lost"
+    GAVE_UP = "gave-up"  # the peer said that it gives up
+    GAVE_WAY = "gave-way"  # it took longer than usual, and one of our own was due
+    LATE = "late"
+    UNUSABLE = "unusable"
+    VIOLATED = "violated"
+    DISAGREED = "disagreed"
+    MINORITY = "minority"  # most of the group are there and take no part now
+    STOPPED = "stopped"  # the node leaves, pauses, or goes on without its trainer
+    REMOVED = "removed"
+    OWN_FAULT = "own-fault"
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class _Record:
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class PeerEvent(_Record):
+    """Something that happened."""
+
+    exchange: int = 0
+    """Number of the exchange that it belongs to; 0: none, or all."""
+
+
+class Effect(_Record):
+    """Something to do."""
+
+    exchange: int = 0
+
+
+class MemberMessage(PeerEvent, Effect):
+    """What members of an exchange send each other. As an event it was checked: contents are whole
+    and decode to what is allowed. Events keep the order in which a member sent them."""
+
+    peer: str
+    """Whom it goes to, or who sent it."""
+
+
+# Events of the peer
+
+
+class TrainerReady(PeerEvent):
     """The trainer has built, resumed or adopted its state."""
 
     plan: str
@@ -81,8 +143,7 @@ class TrainerReady:
     momentum_digests: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stepped:
+class Stepped(PeerEvent):
     """The trainer has taken one inner step."""
 
     swarm_step: int
@@ -91,135 +152,207 @@ class Stepped:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """From now on we exchange: we train, and are not leaving."""
+class Opened(PeerEvent):
+    """Exchanges may begin: we train, and are not leaving."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Closed:
-    """From now on no exchange begins; those under way go on."""
+class Closed(PeerEvent):
+    """No exchange begins any more; those under way go on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GaveUpAll:
-    """All exchanges under way are given up."""
-
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Called:
+class Called(PeerEvent):
     """An authenticated peer has called us with an offer."""
 
     call: int
-    """Which call: the driver's number."""
+    """Number of the call, which the driver gives it."""
     peer: str
     offer: Offer
     place: str = ""
     """The network address that it called from."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallDropped:
+class CallDropped(PeerEvent):
     """A peer has dropped its call before it was answered."""
 
     call: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answered:
-    """A peer that we called has accepted."""
+class Misbehaved(PeerEvent):
+    """A peer did something outside an exchange that is held against it."""
 
-    exchange: int
+    peer: str
+    deed: Offence
+    reason: str
+
+
+class StateCopied(PeerEvent):
+    """The state of others was copied, because we had drifted; it took ``seconds``."""
+
+    seconds: float
+
+
+class DriftEndured(PeerEvent):
+    """Nobody could hand over a state: we train on as we are."""
+
+
+class Tick(PeerEvent):
+    """The time of ``Peer.next_timer`` has come."""
+
+
+# Events of an exchange
+
+
+class Accepted(PeerEvent):
+    """A peer that we called accepted, or one that called us was accepted (``called_us``)."""
+
     peer: str
     offer: Offer
+    called_us: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfferRefused:
-    """A peer that we called has refused."""
+class Refused(PeerEvent):
+    """A peer that we called refused."""
 
-    exchange: int
     peer: str
     reason: Refusal
     detail: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failed:
-    """Nothing can come from a peer of an exchange any more."""
+class Crossed(PeerEvent):
+    """A peer called us while our own call to it was open; it was answered that ours goes on."""
 
-    exchange: int
     peer: str
-    reason: str
-    deed: Offence | None = None
-    """What it did that no honest peer does."""
-    broke: bool = False
-    """Whether its stream broke off or ended before its time."""
-    stands: bool = False
-    """Whether its stream still stands, so that it can be told why."""
-    cause: Cause | Refusal = Cause.LOST
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unused:
-    """What a member of a group brought can't be used. The exchange goes on with it, but without
-    its contribution."""
+class Knocked(PeerEvent):
+    """The peer that we would meet first calls us while our call to another is open. Its call waits
+    for that one's answer."""
 
-    exchange: int
     peer: str
-    reason: str
-    deed: Offence | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Coming:
+class WentAway(PeerEvent):
+    """A peer whose call waited has dropped it."""
+
+    peer: str
+
+
+class GatheringClosed(PeerEvent):
+    """Time is up for candidates that have not answered."""
+
+
+class Equal(PeerEvent):
+    """All must hold the same slow weights. With ``least``, that many members must take part, and
+    more than are there and do not: else parts of a group would take different outer steps, and none
+    could hand its own over to the others."""
+
+    least: int | None = None
+
+
+class AgreeingClosed(PeerEvent):
+    """Time is up for who holds up a group; comes every few seconds after gathering has closed.
+
+    The leader gives up at once who has sent no roll. The others let one or two pass, because the
+    leader may have waited until now itself: then they give up the leader, or who has not named the
+    list. At the end it is up for who does not commit, where the other votes decide."""
+
+
+class Captured(PeerEvent):
+    """Our contribution is coded and can be sent."""
+
+
+class Missed(PeerEvent):
+    """Members lack outer steps that most have taken (`underway.Lacking`)."""
+
+    receivers: tuple[str, ...] = ()
+    """Members that we hand them over to."""
+    donor: str = ""
+    """The member that hands them over to us; empty where we lack none."""
+    stranded: bool = False
+    """Whether we lack steps that nobody can hand over."""
+
+
+class Coming(PeerEvent):
     """The contribution of a peer comes slowly."""
 
-    exchange: int
     peer: str
     seconds: float
     """From the beginning of the exchange until it is whole, at the pace so far, with slack."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContentCame:
+class ContentCame(PeerEvent):
     """The contribution of a peer has arrived whole; it is not decoded yet."""
 
-    exchange: int
     peer: str
     line: float | None = None
-    """Seconds that contents took one way; None if that can't be told."""
+    """Seconds that contents took one way; None if that can't be known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class In:
-    """An event of one exchange, as its kind defines it."""
+class Unused(PeerEvent):
+    """What a member of a group brought can't be used. The exchange goes on with it, but without
+    its contribution."""
 
-    exchange: int
-    event: Any
+    peer: str
+    reason: str
+    deed: Offence | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class ReduceClosed(PeerEvent):
+    """Time is up for contributions to our shard; a member whose contribution is missing takes part
+    all the same."""
+
+
+class Reduced(PeerEvent):
+    """The mean of our shard is coded and can be sent."""
+
+    digest: bytes
+
+
+class ConfirmingClosed(PeerEvent):
+    """Time is up for `Holdings`; comes between the two ``DeadlinePassed``."""
+
+
+class DeadlinePassed(PeerEvent):
+    """Time is up: the first time for contributions, the second time for confirmations too."""
+
+
+class Lost(PeerEvent):
+    """Nothing can come from a peer any more."""
+
+    peer: str
+    reason: str
+    cause: Cause | Refusal = Cause.LOST
+    deed: Offence | None = None
+    """What it did that no honest peer does."""
+    broke: bool = False
+    """Whether its stream broke off or ended before its time."""
+    stands: bool = False
+    """Whether its stream still stands, so that the reason can be sent to it."""
+
+
+class GaveUp(PeerEvent):
+    """An exchange, or all of them, can't go on: the trainer failed, or the node leaves."""
+
+    reason: str
+    cause: Cause = Cause.STOPPED
+
+
+class Measured(_Record):
     """What an exchange needed here, known when it is over."""
 
     work: float = 0.0
     """Seconds that the trainer took for it, waiting for the end of a step included."""
     rate: float | None = None
-    """Bytes a second of the slowest content; None if that can't be told."""
+    """Bytes a second of the slowest content; None if that can't be known."""
     line: float | None = None
-    """Seconds that contents took one way, or would have taken; None if that can't be told."""
+    """Seconds that contents took one way, or would have taken; None if that can't be known."""
     share: float | None = None
     """Bytes that went one way, in those that the fragment has at most; None if not all went."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Merged:
+class Merged(PeerEvent):
     """The outer step of an exchange is merged into the weights."""
 
-    exchange: int
     swarm_step: int
     steps: int
     """Own inner steps when the contribution was captured."""
@@ -228,89 +361,85 @@ class Merged:
     momentum_digest: bytes
     measured: Measured = Measured()
     detail: str = ""
-    """What is to be told of it."""
+    """What is special about it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dropped:
+class Dropped(PeerEvent):
     """The contribution to an exchange that has ended is dropped."""
 
-    exchange: int
     reason: str
     measured: Measured = Measured()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Released:
+class Released(PeerEvent):
     """The memory of an exchange that is over is free again."""
 
-    exchange: int
+
+# Messages between members
 
 
-@dataclass(frozen=True, kw_only=True)
-class Misbehaved:
-    """A peer did something outside an exchange that is held against it."""
-
-    peer: str
-    deed: Offence
-    reason: str
+class WholeContribution(MemberMessage):
+    """A contribution to a pair."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateCopied:
-    """The state of others was copied, because we had drifted; it took so many seconds."""
+class Confirm(MemberMessage):
+    """Whose contributions the sender holds, as ``pair.members_digest`` has it."""
 
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriftEndured:
-    """Nobody could hand over a state: we train on as we are."""
+    members: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tick:
-    """The time of ``Peer.next_timer`` has come."""
+class Roll(MemberMessage):
+    """The peers that the sender holds a stream with, sorted, itself included."""
+
+    roll: tuple[str, ...]
 
 
-Event = (
-    TrainerReady
-    | Stepped
-    | Opened
-    | Closed
-    | GaveUpAll
-    | Called
-    | CallDropped
-    | Answered
-    | OfferRefused
-    | Failed
-    | Unused
-    | Coming
-    | ContentCame
-    | In
-    | Merged
-    | Dropped
-    | Released
-    | Misbehaved
-    | StateCopied
-    | DriftEndured
-    | Tick
-)
+class Members(MemberMessage):
+    """A list of members that the sender names."""
 
-# Effects
+    members: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+class MissedSteps(MemberMessage):
+    """The outer steps that the receiver lacks."""
+
+
+class Shard(MemberMessage):
+    """A contribution to the shard that the receiver owns."""
+
+
+class ShardMean(MemberMessage):
+    """The mean of the shard that the sender owns."""
+
+    digest: bytes
+
+
+class Holdings(MemberMessage):
+    """The means that the sender holds: a digest for each member, empty where it holds none."""
+
+    held: tuple[bytes, ...]
+    salt: bytes = b""
+    """Salt of the marks that stand in place of digests (``tally.mark``); empty: digests."""
+
+
+class Commit(MemberMessage):
+    """Which shards the sender would apply, and whose `Holdings` it knows, by member."""
+
+    shards: tuple[bool, ...]
+    heard: tuple[bool, ...]
+
+
+# Effects: calls
+
+
 class Accept(Effect):
     """Answer a call: the exchange goes on over its stream."""
 
-    exchange: int
     call: int
     peer: str
     offer: Offer
 
 
-@dataclass(frozen=True, kw_only=True)
 class Refuse(Effect):
     """Answer a call: no."""
 
@@ -319,67 +448,108 @@ class Refuse(Effect):
     reason: Refusal
 
 
-@dataclass(frozen=True, kw_only=True)
-class Began(Effect):
-    """An exchange has begun: it needs memory. Comes before all its other effects."""
+class Dial(Effect):
+    """Call a candidate with our offer."""
 
-    exchange: int
+    peer: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class CancelCall(Effect):
     """Drop our own call to a peer: its call crossed ours, and goes on."""
 
-    exchange: int
     peer: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decline(Effect):
-    """Tell a peer that has accepted why nothing comes of it, and end the stream."""
-
-    exchange: int
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CutOff(Effect):
-    """A peer is lost to an exchange: cancel its stream, or it would wait for us."""
-
-    exchange: int
-    peer: str
-    reason: str
-    tells: bool = False
-    """Whether to tell it why first: to one that hears nothing our line looks broken."""
-    cause: Cause | Refusal = Cause.LOST
-
-
-@dataclass(frozen=True, kw_only=True)
-class Do(Effect):
-    """An effect of one exchange, as its kind defines it."""
-
-    exchange: int
-    effect: Effect
-
-
-@dataclass(frozen=True, kw_only=True)
-class RanLate(Effect):
-    """The deadline of an exchange passes now, and it is not over."""
-
-    exchange: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Unanswered(Effect):
     """A peer has not answered our offer in time."""
 
     peer: str
 
 
-@dataclass(frozen=True, kw_only=True)
+# Effects: an exchange
+
+
+class Began(Effect):
+    """An exchange has begun: it needs memory. Comes before all its other effects."""
+
+
+class Admit(Effect):
+    """Accept the call of a peer that waits."""
+
+    peer: str
+
+
+class Capture(Effect):
+    """Capture and code our contribution to an exchange of these members, at the next step
+    boundary."""
+
+    members: tuple[str, ...]
+    """Sorted, our own id included."""
+
+
+class Abandon(Effect):
+    """Close a member's stream and tell it the reason."""
+
+    peer: str
+    reason: str
+
+
+class CutOff(Effect):
+    """A peer is lost to an exchange: cancel its stream, or it would wait for us."""
+
+    peer: str
+    reason: str
+    tells: bool = False
+    """Whether to tell it the reason first: to one that hears nothing our line looks broken."""
+    cause: Cause | Refusal = Cause.LOST
+
+
+class Reduce(Effect):
+    """Average our shard over these members' contributions, our own included."""
+
+    contributors: tuple[str, ...]
+
+
+class RanLate(Effect):
+    """The deadline of an exchange passes now, and it is not over."""
+
+
+class Stumbled(Effect):
+    """A member has left out what the others agree on."""
+
+    peer: str
+    reason: str
+
+
+class Apply(Effect):
+    """Take the outer step over the contributions of these members, in this order, our own
+    included."""
+
+    members: tuple[str, ...]
+    swarm_step: int
+    shards: tuple[bool, ...] = ()
+    """In groups: which shards are applied, one for each member; a pair applies the whole
+    fragment."""
+
+
+class End(Effect):
+    """Nothing is applied, for this reason."""
+
+    reason: str
+
+
+class Over(Effect):
+    """An exchange is over, and no longer under way."""
+
+    outcome: Outcome
+    reason: str
+
+
+# Effects: the peer
+
+
 class Penalty(Effect):
-    """A deed is held against a peer."""
+    """An offence is held against a peer."""
 
     peer: str
     deed: Offence
@@ -389,15 +559,5 @@ class Penalty(Effect):
     forgiven: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Over(Effect):
-    """An exchange is over, and no longer under way."""
-
-    exchange: int
-    outcome: Outcome
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Drifted(Effect):
     """We are too far from most peers for exchanges to bring us back: copy their state."""

@@ -5,36 +5,31 @@ A new kind is a machine (a `base.Gathering`), an entry here, a driver in ``sync`
 what it carries in ``simulation/contents.py``.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange import pair as pairs
-from lowcomm_protocol.exchange.base import (
-    Crossed,
+from lowcomm_protocol.exchange.base import Gathering
+from lowcomm_protocol.exchange.events import (
+    AgreeingClosed,
+    ConfirmingClosed,
     DeadlinePassed,
-    Equal,
-    Gathering,
     GatheringClosed,
-    Knocked,
-    Missed,
-    NeedsMost,
-    WentAway,
+    PeerEvent,
+    ReduceClosed,
 )
+from lowcomm_protocol.exchange.group import GroupExchange
+from lowcomm_protocol.exchange.pair import PairExchange
 from lowcomm_protocol.spec.sections import SyncSettings
 
 HELLO_DEADLINE = 10.0
-"""Seconds for the answer to a call, and for what is still to be told when contributions have
-come."""
+"""Seconds for the answer to a call, and for last words when contributions have come."""
 PATIENCE = 3.0
 """Seconds between two looks at who holds up the list of members of a group."""
 GATHERING_PART, REDUCING_PART = 0.25, 0.6
 """Parts of the deadline in which a group must have gathered, and contributions must have come."""
 
-Timetable = list[tuple[float, Any]]
-"""Events that an exchange is told, each after so many seconds."""
+Timetable = list[tuple[float, PeerEvent]]
+"""Events of an exchange, each with the seconds from its beginning on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +42,7 @@ class ExchangeKind:
     machine: Callable[[str, Sequence[str], int], Gathering]
     """An exchange: our peer id, candidates, most members."""
     timetable: Callable[[float, float], Timetable]
-    """What is told when: seconds for a hello, seconds of the deadline."""
+    """What happens when: seconds for a hello, seconds of the deadline."""
     contents: int
     """How many times the bytes of the fragment go out, at most."""
     slots: int
@@ -55,12 +50,10 @@ class ExchangeKind:
     fragment."""
     all_call: bool
     """Whether a peer that is called calls its own candidates, too."""
-    events: tuple[type, ...] = ()
-    """Its events beside those of every kind (``base.py``): stories name them."""
 
 
 def timetable(hello: float, deadline: float) -> Timetable:
-    """What every kind is told.
+    """The deadlines of every kind.
 
     What members still tell each other when contributions have come gets a grace of its own; after
     it the exchange is over in any case.
@@ -78,9 +71,9 @@ def _group_timetable(hello: float, deadline: float) -> Timetable:
     looks = int((deadline - gathering) / patience)
     return [
         (gathering, GatheringClosed()),
-        *((gathering + look * patience, groups.AgreeingClosed()) for look in range(1, looks)),
-        (reducing, groups.ReduceClosed()),
-        (deadline + hello / 2, groups.ConfirmingClosed()),
+        *((gathering + look * patience, AgreeingClosed()) for look in range(1, looks)),
+        (reducing, ReduceClosed()),
+        (deadline + hello / 2, ConfirmingClosed()),
         *timetable(hello, deadline),
     ]
 
@@ -88,61 +81,31 @@ def _group_timetable(hello: float, deadline: float) -> Timetable:
 PAIR = ExchangeKind(
     name="pair",
     fits=lambda sync: sync.group == 2,
-    machine=lambda me, candidates, group: pairs.Exchange(me=me, candidates=candidates),
+    machine=lambda me, candidates, group: PairExchange(me, candidates),
     timetable=_pair_timetable,
     contents=1,
     slots=2,  # our contribution, theirs
     all_call=False,
-    events=(Crossed, Knocked, WentAway, pairs.Verified, pairs.Confirmed),
 )
 GROUP = ExchangeKind(
     name="group",
     fits=lambda sync: sync.group > 2,
-    machine=lambda me, candidates, group: groups.GroupExchange(
-        me=me, candidates=candidates, group=group
-    ),
+    machine=GroupExchange,
     timetable=_group_timetable,
     contents=2,
     # What we contribute to the shards of the others, what they contribute to ours, and the means of
     # all shards.
     slots=3,
     all_call=True,
-    events=(
-        Crossed,
-        Equal,
-        Missed,
-        NeedsMost,
-        groups.RollCame,
-        groups.MembersCame,
-        groups.AgreeingClosed,
-        groups.MissedVerified,
-        groups.ShardVerified,
-        groups.ReduceClosed,
-        groups.Reduced,
-        groups.MeanVerified,
-        groups.HeldCame,
-        groups.ConfirmingClosed,
-        groups.CommitCame,
-    ),
 )
-_KINDS = [PAIR, GROUP]
+KINDS = [PAIR, GROUP]
 
 
 def kind_of(sync: SyncSettings) -> ExchangeKind | None:
     """The kind of exchange of a run; None where its peers do not exchange."""
-    return next((kind for kind in _KINDS if kind.fits(sync)), None)
+    return next((kind for kind in KINDS if kind.fits(sync)), None)
 
 
 def kind_named(name: str) -> ExchangeKind:
     """A kind by its name. Raises KeyError where there is none."""
-    return {kind.name: kind for kind in _KINDS}[name]
-
-
-@contextmanager
-def registered(kind: ExchangeKind) -> Generator[None]:
-    """Put a kind before all others while the context lasts."""
-    _KINDS.insert(0, kind)
-    try:
-        yield
-    finally:
-        _KINDS.remove(kind)
+    return {kind.name: kind for kind in KINDS}[name]

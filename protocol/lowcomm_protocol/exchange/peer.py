@@ -1,23 +1,21 @@
-"""One peer as a pure machine: what is due, who takes part, who is trusted, how long it may take,
-what is told.
+"""One peer as a pure machine: what is due, who takes part, who is trusted, and for how long.
 
     Stepped ─► due? ─► an exchange of our own ──┐
-    Called ─► consider ─► one of ours, or new ──┴─► Do(...) ─► driver ─► In(...) ─► ... ─► Over
+    Called ─► consider ─► one of ours, or new ──┴─► effects ─► driver ─► events ─► ... ─► Over
 
 Events go in with the time, effects come out; ``events.py`` has both. The machine reads no clock and
 does no I/O. What it may look up is in `PeerView`. The daemon, the simulator and the tests drive
-it: they carry out effects and report what comes of them. When the time of ``next_timer`` has come
-they tell `Tick`."""
+it: they carry out effects and report what comes of them as events, and send `Tick` when the time of
+``next_timer`` has come."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from lowcomm_protocol.errors import Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.budget import Budget, Deadlines, Needs, Room
-from lowcomm_protocol.exchange.events import Event, Outcome, PeerView
+from lowcomm_protocol.exchange.events import Cause, Effect, Outcome, PeerEvent, PeerView, Stage
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.position import Company, Drift, OwnLine, Position
 from lowcomm_protocol.exchange.underway import Underway
@@ -80,25 +78,24 @@ class Peer:
         self._around = surroundings
         self._number = 0
         self._now = 0.0
-        self._effects: list[base.Effect] = []
+        self._effects: list[Effect] = []
 
     # events in, effects out
 
-    def handle(self, now: float, event: Event) -> list[base.Effect]:
+    def handle(self, now: float, event: PeerEvent) -> list[Effect]:
         """Take in an event at a time, in seconds of a clock that never goes back; what to carry
         out, in this order."""
         self._now = now
         self._take_in(event)
-        effects = self._effects
-        self._effects = []
+        effects, self._effects = self._effects, []
         return effects
 
     @property
     def next_timer(self) -> float | None:
-        """When to tell `Tick`; None while nothing is to be told."""
+        """When `Tick` is due; None while it is not."""
         return min((one.timers[0][0] for one in self.running.values() if one.timers), default=None)
 
-    def _take_in(self, event: Event) -> None:
+    def _take_in(self, event: PeerEvent) -> None:
         match event:
             case events.TrainerReady():
                 self.position.take_over(event)
@@ -113,9 +110,9 @@ class Peer:
             case events.Closed():
                 self.open = False
                 self.drift.forget()
-            case events.GaveUpAll(reason=reason):
+            case events.GaveUp(exchange=0):
                 for one in list(self.running.values()):
-                    self._tell(one, base.GaveUp(reason=reason))
+                    self._tell(one, event)
             case events.Called():
                 self._on_call(event)
             case events.CallDropped(call=call):
@@ -135,17 +132,17 @@ class Peer:
                 if one is not None:  # or it was over before
                     self._take_in_exchange(one, event)
 
-    def _take_in_exchange(self, one: Underway, event: Any) -> None:
+    def _take_in_exchange(self, one: Underway, event: PeerEvent) -> None:
         match event:
-            case events.Answered(peer=peer, offer=offer):
-                self._on_answer(one, peer, offer)
-            case events.OfferRefused(peer=peer, reason=reason, detail=detail):
+            case events.Accepted(peer=peer):
+                self._on_answer(one, peer, event)
+            case events.Refused(peer=peer, reason=reason):
                 one.calling.discard(peer)
                 if reason in _LEAVES_US_OUT:
                     self.drift.left_out(peer)
-                self._tell(one, base.Refused(peer=peer, reason=reason, detail=detail))
-            case events.Failed():
-                self._on_failed(one, event)
+                self._tell(one, event)
+            case events.Lost():
+                self._on_lost(one, event)
             case events.Unused(peer=peer, deed=deed, reason=reason):
                 one.muted |= {peer}
                 if deed is not None:
@@ -160,11 +157,10 @@ class Peer:
             case events.Merged():
                 self._on_merged(one, event)
             case events.Dropped(reason=reason, measured=measured):
-                self._finish(
-                    one, Outcome.FAILED if one.members else Outcome.NO_PARTNER, reason, measured
-                )
+                outcome = Outcome.FAILED if one.members else Outcome.NO_PARTNER
+                self._finish(one, outcome, reason, measured)
             case _:
-                self._tell(one, event.event)
+                self._tell(one, event)
 
     # what is due
 
@@ -191,7 +187,7 @@ class Peer:
 
     def _give_way(self, one: Underway) -> None:
         why = "took longer than usual, and one of our own was due"
-        self._tell(one, base.GaveUp(reason=why, cause=base.Cause.GAVE_WAY))
+        self._tell(one, events.GaveUp(reason=why, cause=Cause.GAVE_WAY))
 
     def _begin(self, fragment: int) -> None:
         if self.drift.must_copy(self._now):
@@ -230,18 +226,14 @@ class Peer:
         one.usual = self._deadline_of(one, offer.seconds)
         one.set_timers(self.budget.deadlines.hello, one.usual)
         self._effects.append(events.Began(exchange=one.number))
-        if self.spec.sync.consensus == 0 and self._knows(base.Equal):
-            self._tell(one, base.Equal())
+        if self.spec.sync.consensus == 0:
             # Peers that refuse on purpose do not hold up a group for long.
-            if self._minority[offer.fragment] < PATIENCE:
-                self._ask_for_most(one)
+            patient = self._minority[offer.fragment] < PATIENCE
+            # When a run begins not all know each other yet.
+            begins = offer.version == 0
+            together = min(self.spec.run.start_peers, self.spec.sync.group) if begins else 1
+            self._tell(one, events.Equal(least=together // 2 + 1 if patient else None))
         return one
-
-    def _ask_for_most(self, one: Underway) -> None:
-        # When a run begins not all know each other yet.
-        begins = one.offer.version == 0
-        together = min(self.spec.run.start_peers, self.spec.sync.group) if begins else 1
-        self._tell(one, base.NeedsMost(least=together // 2 + 1))
 
     def exchange(self, number: int) -> Underway | None:
         """An exchange that is under way."""
@@ -251,16 +243,10 @@ class Peer:
         # Few, of what may be thousands.
         left_out = set(self.trust.left_out(self.position.steps)) - self.muted
         trusted = [peer for peer in self._around.partners() if peer not in left_out]
-        sync, seed = self.spec.sync, self.spec.run.seed
+        run, sync = self.spec.run, self.spec.sync
+        size, pairing = sync.group, sync.pairing
         return candidates(
-            seed,
-            fragment,
-            round_,
-            self.me,
-            trusted,
-            sync.group,
-            sync.pairing,
-            sync.slice_rounds,
+            run.seed, fragment, round_, self.me, trusted, size, pairing, sync.slice_rounds
         )
 
     def _offer(self, fragment: int, number: int) -> Offer:
@@ -282,9 +268,8 @@ class Peer:
         # Whom we would call ourselves takes no more than we would give it. The round is ours: a
         # caller could choose one that suits it.
         now = self.position.schedule.round_of(fragment, self.position.swarm_step)
-        return any(
-            is_first(call.peer, self._candidates(fragment, round_)) for round_ in (now, now + 1)
-        )
+        rounds = (now, now + 1)
+        return any(is_first(call.peer, self._candidates(fragment, one)) for one in rounds)
 
     def hindrance(self, now: float) -> Needs | None:
         """What keeps exchanges from beginning within the limits of our owner; None if nothing."""
@@ -297,17 +282,16 @@ class Peer:
         """Wait as long as the members need, as far as we know that, and within what our owner
         allows; ``longer``: times as long as they say."""
         peers = {*one.partners, *one.members} - {self.me}
-        offers = {peer: offer.seconds for peer in peers if (offer := one.machine.offer_of(peer))}
+        offers = {peer: offer.seconds for peer, offer in one.machine.offers(peers).items()}
         asked = longer * max([one.offer.seconds, *offers.values()])
         one.asked = max(one.asked, asked)
-        granted = [self._granted(one, peer, seconds) for peer, seconds in offers.items()]
+        # A peer that called gives way to our own: it holds up nobody.
+        caller = one.call.peer if one.call is not None and not one.kind.all_call else None
+        granted = [
+            seconds if peer == caller else self.budget.granted(peer, seconds)
+            for peer, seconds in offers.items()
+        ]
         self._extend(one, self._deadline_of(one, longer * max([one.offer.seconds, *granted])))
-
-    def _granted(self, one: Underway, peer: str, seconds: float) -> float:
-        # Who called gives way to our own: it holds up nobody.
-        if one.call is not None and one.call.peer == peer and not one.kind.all_call:
-            return seconds
-        return self.budget.granted(peer, seconds)
 
     def _extend(self, one: Underway, deadline: float) -> None:
         # Never shorter: another member may need what was set before.
@@ -321,7 +305,7 @@ class Peer:
     def _on_tick(self) -> None:
         for one in list(self.running.values()):
             while (event := one.next_event(self._now)) is not None:
-                if isinstance(event, base.DeadlinePassed) and not one.machine.over:
+                if isinstance(event, events.DeadlinePassed) and not one.machine.over:
                     self._on_deadline(one)
                 self._tell(one, event)
 
@@ -331,9 +315,9 @@ class Peer:
         if one.kind.all_call:
             return
         for peer in one.partners:
-            if one.machine.stage is base.Stage.TRADING and peer not in one.come:
+            if one.machine.stage is Stage.TRADING and peer not in one.come:
                 self._hold_stall(one, peer, "was too slow for the deadline", one.began)
-            elif one.machine.stage is base.Stage.CONFIRMING and not one.timers:
+            elif one.machine.stage is Stage.CONFIRMING and not one.timers:
                 self._hold_stall(one, peer, "did not confirm in time", one.began)
 
     # calls of others
@@ -343,45 +327,29 @@ class Peer:
         refusal = self._consider(call)
         if refusal is not None:
             self._effects.append(events.Refuse(call=call.call, peer=peer, reason=refusal))
-            if refusal is Refusal.CROSSED and self._knows(base.Crossed):
-                self._tell(self.running[theirs.fragment], base.Crossed(peer=peer))
+            if refusal is Refusal.CROSSED:
+                self._tell(self.running[theirs.fragment], events.Crossed(peer=peer))
             return
         one = self._exchange_for(call)
         if one.machine.has_room_for(peer):
             self._accept(one, call)
         else:
             one.waiting = call
-            self._tell(one, base.Knocked(peer=peer))
+            self._tell(one, events.Knocked(peer=peer))
 
     def _accept(self, one: Underway, call: events.Called) -> None:
         peer, theirs = call.peer, call.offer
         self._effects.append(
             events.Accept(exchange=one.number, call=call.call, peer=peer, offer=one.offer)
         )
-        self._tell(one, base.Accepted(peer=peer, offer=theirs, called_us=True))
+        self._tell(one, events.Accepted(peer=peer, offer=theirs, called_us=True))
         self._allow(one)
-
-    def _admit(self, one: Underway) -> None:
-        call, one.waiting = one.waiting, None
-        if call is not None:
-            self._accept(one, call)
-
-    def _turn_away(self, one: Underway) -> None:
-        """Refuse the call that waits: its exchange has begun without it, or is over."""
-        call, one.waiting = one.waiting, None
-        if call is not None:
-            refuse = events.Refuse(call=call.call, peer=call.peer, reason=Refusal.BUSY)
-            self._effects.append(refuse)
 
     def _on_call_dropped(self, call: int) -> None:
         for one in self.running.values():
             if one.waiting is not None and one.waiting.call == call:
                 peer, one.waiting = one.waiting.peer, None
-                self._tell(one, base.WentAway(peer=peer))
-
-    def _knows(self, event: type) -> bool:
-        """Whether our kind of exchange takes in such an event."""
-        return self.kind is not None and event in self.kind.events
+                self._tell(one, events.WentAway(peer=peer))
 
     def _may_wait(self, one: Underway, peer: str) -> bool:
         """Whether a call may wait for the answer to ours: only that of whom we would meet first.
@@ -390,8 +358,8 @@ class Peer:
         each other there; elsewhere the end of gathering ends it.
         """
         return (
-            self._knows(base.Knocked)
-            and one.machine.stage is base.Stage.GATHERING
+            not one.kind.all_call
+            and one.machine.stage is Stage.GATHERING
             and one.waiting is None
             and is_first(peer, one.machine.candidates)
         )
@@ -448,8 +416,8 @@ class Peer:
 
     # within an exchange
 
-    def _tell(self, one: Underway, event: Any) -> None:
-        """Tell an exchange what happened. A peer that does what it must not is lost to it."""
+    def _tell(self, one: Underway, event: PeerEvent) -> None:
+        """Give an event to an exchange. A peer that does what it must not is lost to it."""
         if one.machine.over:
             return
         one.story.add(self._now - one.began, event)
@@ -457,42 +425,49 @@ class Peer:
             effects = one.machine.handle(event)
         except ProtocolViolation as error:
             peer = getattr(event, "peer", "")
-            self._fail(one, peer, str(error), base.Cause.VIOLATED, Offence.HEAVY)
+            lost = events.Lost(
+                peer=peer, reason=str(error), cause=Cause.VIOLATED, deed=Offence.HEAVY
+            )
+            self._on_lost(one, lost)
             return
         self._carry_out(one, effects)
-        if one.machine.stage is not base.Stage.GATHERING:
-            self._turn_away(one)
+        if one.machine.stage is not Stage.GATHERING and one.waiting is not None:
+            call, one.waiting = one.waiting, None
+            refuse = events.Refuse(call=call.call, peer=call.peer, reason=Refusal.BUSY)
+            self._effects.append(refuse)
         if one.machine.over:
             one.timers = []
 
-    def _carry_out(self, one: Underway, effects: list[base.Effect]) -> None:
+    def _carry_out(self, one: Underway, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case base.Dial(peer=peer):
+                case events.Dial(peer=peer):
                     one.calling.add(peer)
                     if peer not in one.story.called:
                         one.story.called.append(peer)
-                case base.Capture(members=members):
+                case events.Capture(members=members):
                     self._prepare(one, members)
-                case base.Abandon(peer=peer, reason=reason):
+                case events.Abandon(peer=peer, reason=reason):
                     if peer in one.calling and reason == base.UNANSWERED:
                         self._effects.append(events.Unanswered(peer=peer))
                     one.calling.discard(peer)
-                    if one.kind.all_call and one.machine.causes.get(peer) is base.Cause.LATE:
+                    if one.kind.all_call and one.machine.causes.get(peer) is Cause.LATE:
                         one.stalled = True
                         self._hold_stall(one, peer, reason, one.began)
-                case base.Admit():
-                    self._admit(one)
+                case events.Admit():
+                    call, one.waiting = one.waiting, None
+                    if call is not None:
+                        self._accept(one, call)
                     continue
-                case base.Stumbled(peer=peer, reason=reason):
+                case events.Stumbled(peer=peer, reason=reason):
                     one.stumbled.add(peer)
                     self._hold(peer, Offence.STUMBLE, reason)
                     continue
-                case base.Apply():
+                case events.Apply():
                     one.decided = self._now
                 case _:
                     pass
-            self._effects.append(events.Do(exchange=one.number, effect=effect))
+            self._effects.append(replace(effect, exchange=one.number))
 
     def _prepare(self, one: Underway, members: tuple[str, ...]) -> None:
         """The members are known, and so is what each brings."""
@@ -505,7 +480,7 @@ class Peer:
             (partner,) = one.partners
             one.apart = self.company.apart(one.fragment, partner)
         if one.lacking is not None:
-            missed = base.Missed(
+            missed = events.Missed(
                 receivers=one.lacking.receivers(self.me),
                 donor=one.lacking.donors.get(self.me, ""),
                 stranded=self.me in one.lacking.stranded,
@@ -529,66 +504,49 @@ class Peer:
             if deadline < one.deadline:
                 one.set_timers(min(usual, self.budget.deadlines.hello), deadline)
 
-    def _on_answer(self, one: Underway, peer: str, theirs: Offer) -> None:
+    def _on_answer(self, one: Underway, peer: str, accepted: events.Accepted) -> None:
+        theirs, ours = accepted.offer, one.offer
         one.calling.discard(peer)
+        lost: events.Lost | None = None
         # An honest peer refuses an offer that it can't take as it stands.
-        if (theirs.fragment, theirs.plan, theirs.codec) != (
-            one.fragment,
-            one.offer.plan,
-            one.offer.codec,
-        ):
+        if (theirs.fragment, theirs.plan, theirs.codec) != (ours.fragment, ours.plan, ours.codec):
             why = "accepted something else than we offered"
-            self._fail(one, peer, why, base.Cause.VIOLATED, Offence.HEAVY)
-            return
-        if not self.position.supports(peer, theirs.swarm_step):
-            # Of two that were parted nobody can say who is right: it is not held against the other.
-            reason = f"nobody else supports swarm step {theirs.swarm_step}"
-            self._effects.append(events.Decline(exchange=one.number, peer=peer, reason=reason))
+            lost = events.Lost(peer=peer, reason=why, cause=Cause.VIOLATED, deed=Offence.HEAVY)
+        elif not self.position.supports(peer, theirs.swarm_step):
+            # Of two that were parted nobody can say who is right: it is not held against the other,
+            # which hears why.
             why = f"claims swarm step {theirs.swarm_step}, which nobody else supports"
-            self._fail(one, peer, why, Refusal.IMPLAUSIBLE_STEP)
+            cause = Refusal.IMPLAUSIBLE_STEP
+            lost = events.Lost(peer=peer, reason=why, cause=cause, stands=True)
+        elif (excess := self.budget.excess(theirs.seconds)) is not None:
+            lost = events.Lost(peer=peer, reason=excess, cause=Refusal.TOO_SLOW)
+        if lost is not None:
+            self._on_lost(one, lost)
             return
-        if (reason := self.budget.excess(theirs.seconds)) is not None:
-            self._fail(one, peer, reason, Refusal.TOO_SLOW)
-            return
-        self._tell(one, base.Accepted(peer=peer, offer=theirs))
+        self._tell(one, accepted)
         self._allow(one)
 
-    def _fail(
-        self,
-        one: Underway,
-        peer: str,
-        reason: str,
-        cause: base.Cause | Refusal,
-        deed: Offence | None = None,
-    ) -> None:
-        failed = events.Failed(
-            exchange=one.number, peer=peer, reason=reason, deed=deed, cause=cause
-        )
-        self._on_failed(one, failed)
-
-    def _on_failed(self, one: Underway, failed: events.Failed) -> None:
+    def _on_lost(self, one: Underway, lost: events.Lost) -> None:
         """Go on without a peer, if anything was still to come from it; what no honest peer does is
         held against it."""
-        peer, reason, deed = failed.peer, failed.reason, failed.deed
+        peer, reason = lost.peer, lost.reason
         if peer in one.calling:
             one.calling.discard(peer)
             self._effects.append(events.Unanswered(peer=peer))
-        if deed is not None:
-            self._hold(peer, deed, reason)
+        if lost.deed is not None:
+            self._hold(peer, lost.deed, reason)
         if one.machine.is_open(peer):
             # Only a peer that has a place in it, memory and a stream has cost us anything.
-            if failed.broke and one.members and peer in one.partners:
+            if lost.broke and one.members and peer in one.partners:
                 one.stalled = True
                 self._hold_stall(one, peer, reason, one.began)
-            cut = events.CutOff(
-                exchange=one.number,
-                peer=peer,
-                reason=reason,
-                tells=failed.stands,
-                cause=failed.cause,
+            number, tells = one.number, lost.stands
+            self._effects.append(
+                events.CutOff(
+                    exchange=number, peer=peer, reason=reason, tells=tells, cause=lost.cause
+                )
             )
-            self._effects.append(cut)
-        self._tell(one, base.Lost(peer=peer, reason=reason, cause=failed.cause))
+        self._tell(one, lost)
 
     # the end of an exchange
 
@@ -614,7 +572,7 @@ class Peer:
         # Where the call of a peer began it, our own attempt is still due.
         if outcome is not Outcome.APPLIED and one.call is None:
             self.position.schedule.skip(one.fragment, self.position.swarm_step)
-        is_minority = one.machine.cause is base.Cause.MINORITY
+        is_minority = one.machine.cause is Cause.MINORITY
         self._minority[one.fragment] = self._minority[one.fragment] + 1 if is_minority else 0
         if outcome is not Outcome.APPLIED and one.lacks(self.me):
             self.position.failed_to_take_over(one.fragment)

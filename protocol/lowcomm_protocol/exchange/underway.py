@@ -1,19 +1,19 @@
 """One exchange under way: its machine, its timers, the outer steps that members lack, and the story
-of what its machine was told."""
+of its events."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import sha256
 from operator import itemgetter
-from typing import Any, get_args
+from typing import Any
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange.base import Cause, Effect, Gathering
-from lowcomm_protocol.exchange.events import Called
+from lowcomm_protocol.exchange import events
+from lowcomm_protocol.exchange.base import Gathering
+from lowcomm_protocol.exchange.events import Called, Effect, PeerEvent
 from lowcomm_protocol.exchange.kinds import ExchangeKind, kind_named
-from lowcomm_protocol.matching import Offer, Refusal, keeps_momentum, must_realign, steps_ahead
+from lowcomm_protocol.matching import Offer, keeps_momentum, must_realign, steps_ahead
 
 KEPT = 4
 """Outer steps of a fragment that a member keeps for others, at most."""
@@ -22,11 +22,11 @@ UNKNOWN = bytes(32)
 """In place of the digest of slow weights where a member has failed to take over what it lacks: as
 nobody knows it, the member is stranded."""
 TRIES = 2
-"""Exchanges in which a member may fail so before it says that."""
+"""Exchanges in which a member may fail so before it offers `UNKNOWN`."""
 
 
 def kept(coded: int, whole: int) -> int:
-    """How many outer steps are kept, of so many bytes each, of a fragment of ``whole`` bytes in
+    """How many outer steps of ``coded`` bytes each are kept, of a fragment of ``whole`` bytes in
     fp32: with a contribution they are no larger than what a realignment sends."""
     return max(0, min(KEPT, whole // coded - 1))
 
@@ -39,7 +39,7 @@ class Lacking:
     steps: Mapping[str, int]
     """How many steps each lacks."""
     donors: Mapping[str, str]
-    """Who hands them over to each."""
+    """The member that hands them over to each."""
     stranded: frozenset[str]
     """Members that lack steps which nobody can hand over."""
     slow_digest: bytes
@@ -47,12 +47,12 @@ class Lacking:
     momentum_digest: bytes
 
     def receivers(self, donor: str) -> tuple[str, ...]:
-        """Whom a member hands steps over to."""
+        """The members that a donor hands steps over to."""
         return tuple(peer for peer, other in self.donors.items() if other == donor)
 
 
 def lacking(offers: Mapping[str, Offer], *, is_whole: bool = False) -> Lacking | None:
-    """Who lacks outer steps, by the offers of all members; None where nobody does, or where it
+    """The members that lack outer steps, by the offers of all; None where nobody does, or where it
     can't be mended so. ``is_whole``: whether the swarm is no larger than a group.
 
     Two or more must hold the same, and be at least half of all that are not stranded: the others
@@ -64,11 +64,11 @@ def lacking(offers: Mapping[str, Offer], *, is_whole: bool = False) -> Lacking |
     if most == len(offers) or most < 2:
         return None
     for state in sorted(state for state, count in counts.items() if count == most):
-        found = _led_to(state, states, offers)
+        led = _led_to(state, states, offers)
         # A liar is alone with what it claims. Others that differ and hold the same are heard.
-        is_alone = all(is_whole and counts[states[peer]] == 1 for peer in found.stranded)
-        if is_alone and 2 * most >= len(offers) - len(found.stranded):
-            return found
+        is_alone = all(is_whole and counts[states[peer]] == 1 for peer in led.stranded)
+        if is_alone and 2 * most >= len(offers) - len(led.stranded):
+            return led
     return None
 
 
@@ -78,7 +78,7 @@ def _led_to(
     offers: Mapping[str, Offer],
 ) -> Lacking:
     free = sorted(peer for peer, held in states.items() if held == state)
-    # Another one each time: if it fails, the next may not.
+    # Another donor each time: if it fails, the next may not.
     first = max(one.round for one in offers.values()) % len(free)
     free = free[first:] + free[:first]
     steps, donors, stranded = dict[str, int](), dict[str, str](), set[str]()
@@ -95,7 +95,7 @@ def _led_to(
 
 
 def state_mark(slow_digest: bytes, momentum_digest: bytes) -> bytes:
-    """What tells one state of a fragment from its other ones, in `STATE_MARK_BYTES`."""
+    """`STATE_MARK_BYTES` that differ between two states of a fragment."""
     return sha256(slow_digest + momentum_digest).digest()[:STATE_MARK_BYTES]
 
 
@@ -117,31 +117,21 @@ def to_json(event: Any) -> Any:
     return event
 
 
-def from_json(told: Any, kind: ExchangeKind) -> Any:
-    """An event of a kind, from what ``to_json`` made of it. Raises KeyError for a name that it
-    lacks."""
-    if isinstance(told, list):
-        return tuple(from_json(one, kind) for one in told)  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(told, dict):
-        return told
-    if "hex" in told:
-        return bytes.fromhex(told["hex"])  # pyright: ignore[reportUnknownArgumentType]
-    values = {name: from_json(value, kind) for name, value in told.items() if name != "is"}  # pyright: ignore[reportUnknownVariableType]
-    if "reason" in values and told["is"] == "Refused":
-        values["reason"] = Refusal(values["reason"])
-    if "cause" in values:
-        values["cause"] = _cause(values["cause"])
-    named = {one.__name__: one for one in (*get_args(base.Event), Offer, *kind.events)}
-    return named[told["is"]](**values)
-
-
-def _cause(told: str) -> Cause | Refusal:
-    return Refusal(told) if told in list(Refusal) else Cause(told)
+def from_json(value: Any) -> Any:
+    """An event from what ``to_json`` made of it; codes stay strings, which are equal to theirs."""
+    if isinstance(value, list):
+        return tuple(from_json(one) for one in value)  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, dict):
+        return value
+    if "hex" in value:
+        return bytes.fromhex(value["hex"])  # pyright: ignore[reportUnknownArgumentType]
+    values = {name: from_json(one) for name, one in value.items() if name != "is"}  # pyright: ignore[reportUnknownVariableType]
+    return (Offer if value["is"] == "Offer" else getattr(events, value["is"]))(**values)  # pyright: ignore[reportUnknownArgumentType]
 
 
 @dataclass
 class Story:
-    """How an exchange began, and what its machine was told."""
+    """How an exchange began, and the events of its machine."""
 
     kind: str
     me: str
@@ -150,33 +140,33 @@ class Story:
     """Peers that had called before it began."""
     called: list[str] = field(default_factory=list[str])
     """Peers that it called, in this order."""
-    told: list[tuple[float, Any]] = field(default_factory=list[tuple[float, Any]])
-    """Seconds since it began, and events."""
+    events: list[tuple[float, PeerEvent]] = field(default_factory=list[tuple[float, PeerEvent]])
+    """With the seconds since it began."""
 
-    def add(self, seconds: float, event: Any) -> None:
-        """Its machine is told an event."""
-        if len(self.told) < STORY_EVENTS:
-            self.told.append((seconds, event))
+    def add(self, seconds: float, event: PeerEvent) -> None:
+        """Remember an event, unless there are `STORY_EVENTS`."""
+        if len(self.events) < STORY_EVENTS:
+            self.events.append((seconds, event))
 
     def to_json(self) -> dict[str, Any]:
         """All of it."""
-        told = [[round(seconds, 6), to_json(event)] for seconds, event in self.told]
-        return {"version": STORY_VERSION} | vars(self) | {"told": told}
+        told = [[round(seconds, 6), to_json(event)] for seconds, event in self.events]
+        return {"version": STORY_VERSION} | vars(self) | {"events": told}
 
 
 def replay(story: dict[str, Any]) -> list[tuple[float, list[Effect]]]:
-    """What a machine decides that is told the same: seconds and effects of each event, those of its
-    start first."""
+    """What a machine decides on the same events: seconds and effects of each, those of its start
+    first."""
     kind = kind_named(story["kind"])
     machine = kind.machine(story["me"], story["called"], story["group"])
     for peer in story["expected"]:
         machine.expect(peer)
     effects = [(0.0, machine.start())] if not story["expected"] or kind.all_call else []
-    for seconds, told in story["told"]:
+    for seconds, event in story["events"]:
         try:
-            effects.append((seconds, machine.handle(from_json(told, kind))))
+            effects.append((seconds, machine.handle(from_json(event))))
         except ProtocolViolation:
-            effects.append((seconds, []))  # what follows was told as well
+            effects.append((seconds, []))
     return effects
 
 
@@ -203,9 +193,9 @@ class Underway:
     calling: set[str] = field(default_factory=set[str])
     """Peers that we called and that have not answered."""
     members: tuple[str, ...] = ()
-    """Whose contributions are captured, ours included; sorted. Empty while that is not known."""
+    """Peers whose contributions are captured, ours included; sorted. Empty until it is known."""
     id: str = ""
-    """What all members call it, see ``exchange_id``; empty while they are not known."""
+    """The `exchange_id` of its members; empty while they are not known."""
     realign: bool = False
     """Whether slow weights travel whole in fp32, because those of the members differ."""
     keep_momentum: bool = False
@@ -231,8 +221,8 @@ class Underway:
     """The most seconds that a member asks for."""
     due: float | None = None
     """Since when it has kept one of our own waiting; None if it does not."""
-    timers: list[tuple[float, Any]] = field(default_factory=list[tuple[float, Any]])
-    """What its machine is told when, the next one first."""
+    timers: list[tuple[float, PeerEvent]] = field(default_factory=list[tuple[float, PeerEvent]])
+    """Events of its machine at their times, the next one first."""
     story: Story = field(init=False)
     _struck: Counter[type] = field(default_factory=Counter[type])
     """Timers that have passed, by kind of event."""
@@ -263,11 +253,11 @@ class Underway:
         for after, event in sorted(self.kind.timetable(hello, deadline), key=itemgetter(0)):
             if struck[type(event)]:
                 struck[type(event)] -= 1
-            else:  # what is due by now is told at the next tick
+            else:  # what is due already comes at the next tick
                 self.timers.append((self.began + after, event))
 
-    def next_event(self, now: float) -> Any | None:
-        """The event of the next timer, if its time has come; it is told once."""
+    def next_event(self, now: float) -> PeerEvent | None:
+        """The event of the next timer, once, if its time has come."""
         if not self.timers or self.timers[0][0] > now:
             return None
         _, event = self.timers.pop(0)
@@ -280,18 +270,15 @@ class Underway:
         """Take in who the members are; what each of them brings is known, too. ``is_whole``:
         whether the swarm is no larger than a group."""
         others = self.machine.offers(members)
-        known = {peer: self.machine.offer_of(peer) for peer in members if peer != self.machine.me}
-        offers = {self.machine.me: self.offer} | {
-            peer: offer for peer, offer in known.items() if offer is not None
-        }
         self.members = members
-        self.id = exchange_id(members, [self.offer, *others])
-        # Everybody sees in the offers where slow weights should be equal and are not: somebody has
-        # applied more.
+        self.id = exchange_id(members, [self.offer, *others.values()])
+        # Everybody sees in the offers where slow weights should be equal and are not: some member
+        # has applied more.
+        offers = {self.machine.me: self.offer} | others
         self.lacking = lacking(offers, is_whole=is_whole)
-        self.realign = self.lacking is None and must_realign(self.offer, others)
-        self.keep_momentum = self.realign and keeps_momentum(self.offer, others)
-        self.ahead = steps_ahead(self.offer, others, interval)
+        self.realign = self.lacking is None and must_realign(self.offer, others.values())
+        self.keep_momentum = self.realign and keeps_momentum(self.offer, others.values())
+        self.ahead = steps_ahead(self.offer, others.values(), interval)
 
 
 def exchange_id(members: Sequence[str], offers: Sequence[Offer]) -> str:
@@ -302,5 +289,5 @@ def exchange_id(members: Sequence[str], offers: Sequence[Offer]) -> str:
     a round again have the same id.
     """
     first, latest = offers[0], max(offer.round for offer in offers)
-    told = [first.run_id, str(first.fragment), str(latest), *sorted(members)]
-    return sha256("\n".join(told).encode()).hexdigest()[:32]
+    named = [first.run_id, str(first.fragment), str(latest), *sorted(members)]
+    return sha256("\n".join(named).encode()).hexdigest()[:32]

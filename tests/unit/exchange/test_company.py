@@ -7,7 +7,7 @@ from itertools import takewhile
 import pytest
 
 from helpers.slow_lines import LineExchange, Swarm
-from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.position import Company
 
 SIZES = (1_060_000,) * 4
@@ -49,7 +49,7 @@ def test_a_capture_knows_for_how_long_slow_weights_that_may_differ_have_parted(c
             captured.append((self.one.apart, parted(met, partner)))
             super().capture(members)
 
-        def apply(self, effect: base.Apply) -> None:
+        def apply(self, effect: events.Apply) -> None:
             super().apply(effect)
             ripe, merge = self.peer.ripening.pop()
             (partner,) = self.one.partners

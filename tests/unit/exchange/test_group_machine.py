@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from helpers.virtual import CALM, OFFER, STORM, Swarm, VirtualPeer, Weather, check, naming, stories
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange.base import Stage
-from lowcomm_protocol.exchange.group import GroupExchange, clique
+from lowcomm_protocol.exchange import events
+from lowcomm_protocol.exchange.agreeing import clique
+from lowcomm_protocol.exchange.events import Stage
+from lowcomm_protocol.exchange.group import GroupExchange
 from lowcomm_protocol.matching import Refusal
 
 # Swarms of honest peers
@@ -62,21 +62,21 @@ def test_partial_views_cost_no_doubt():
 
 
 PHASES = (
-    base.Dial, groups.SendRoll, groups.SendMembers, base.Capture, groups.SendShard,
-    groups.Reduce, groups.SendMean, groups.SendHeld, groups.SendCommit, base.Apply,
+    events.Dial, events.Roll, events.Members, events.Capture, events.Shard,
+    events.Reduce, events.ShardMean, events.Holdings, events.Commit, events.Apply,
 )  # fmt: skip
 """In each of them a test breaks something, just before the effect is carried out."""
-SINGLE = (base.Capture, groups.Reduce, base.Apply)
-AFTER_AGREEMENT = PHASES[PHASES.index(base.Capture) :]
+SINGLE = (events.Capture, events.Reduce, events.Apply)
+AFTER_AGREEMENT = PHASES[PHASES.index(events.Capture) :]
 
 
 def at(
-    kind: type[base.Effect], number: int, action: Callable[[], None]
-) -> Callable[[base.Effect], None]:
+    kind: type[events.Effect], number: int, action: Callable[[], None]
+) -> Callable[[events.Effect], None]:
     """Do something just before the effect of this kind and number, counted from 0."""
-    seen = Counter[type[base.Effect]]()
+    seen = Counter[type[events.Effect]]()
 
-    def before(effect: base.Effect) -> None:
+    def before(effect: events.Effect) -> None:
         if type(effect) is kind and seen[kind] == number:
             action()
         seen[type(effect)] += 1
@@ -116,7 +116,7 @@ def test_a_death_in_any_phase_costs_no_more_than_the_shard_of_the_dead(
                     "a living peer lost its shard"
                 )
     # A peer that was called by all does not call, so it may never come to its third call.
-    assert dead or phase is base.Dial, "nobody has died"
+    assert dead or phase is events.Dial, "nobody has died"
 
 
 def agree_but_for_one(peers: list[VirtualPeer], ends: tuple[VirtualPeer, ...]) -> None:
@@ -231,7 +231,7 @@ def test_an_owner_that_tells_one_of_three_another_mean_parts_only_that_one(metho
 
 
 def says_nothing(peer: VirtualPeer) -> None:
-    peer.before = at(groups.SendCommit, 0, lambda: peer.die(noticed=False))
+    peer.before = at(events.Commit, 0, lambda: peer.die(noticed=False))
 
 
 def holds_nothing(peer: VirtualPeer) -> None:
@@ -340,7 +340,7 @@ PEERS = ("a", "b", "z", "stranger")
 D = {name: bytes([number]) * 32 for number, name in enumerate(("a", "b", "m", "z"), 1)}
 
 
-def events():
+def any_event():
     peer = st.sampled_from(PEERS)
     lists = st.sampled_from(
         [
@@ -379,41 +379,41 @@ def events():
         ]
     )
     return st.one_of(
-        st.builds(base.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
-        st.builds(base.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
-        st.builds(groups.RollCame, peer=peer, roll=lists),
-        st.builds(groups.MembersCame, peer=peer, members=lists),
+        st.builds(events.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
+        st.builds(events.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
+        st.builds(events.Roll, peer=peer, roll=lists),
+        st.builds(events.Members, peer=peer, members=lists),
         st.builds(
-            base.Missed, receivers=st.lists(peer, max_size=1).map(tuple), donor=st.just("") | peer
+            events.Missed, receivers=st.lists(peer, max_size=1).map(tuple), donor=st.just("") | peer
         ),
-        st.builds(groups.MissedVerified, peer=peer),
-        st.builds(groups.ShardVerified, peer=peer),
-        st.builds(groups.Reduced, digest=digest),
-        st.builds(groups.MeanVerified, peer=peer, digest=digest),
-        st.builds(groups.HeldCame, peer=peer, held=helds),
-        st.builds(groups.CommitCame, peer=peer, shards=bits, heard=bits),
-        st.builds(base.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
+        st.builds(events.MissedSteps, peer=peer),
+        st.builds(events.Shard, peer=peer),
+        st.builds(events.Reduced, digest=digest),
+        st.builds(events.ShardMean, peer=peer, digest=digest),
+        st.builds(events.Holdings, peer=peer, held=helds),
+        st.builds(events.Commit, peer=peer, shards=bits, heard=bits),
+        st.builds(events.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
         st.sampled_from(
             [
-                base.NeedsMost(), base.Captured(), base.GatheringClosed(), groups.AgreeingClosed(),
-                groups.ReduceClosed(), groups.ConfirmingClosed(),
-                base.DeadlinePassed(), base.GaveUp(reason="stop"),
+                events.Equal(), events.Captured(), events.GatheringClosed(),
+                events.AgreeingClosed(), events.ReduceClosed(), events.ConfirmingClosed(),
+                events.DeadlinePassed(), events.GaveUp(reason="stop"),
             ]
         ),
     )  # fmt: skip
 
 
-EVENTS = events()
+EVENTS = any_event()
 
 
-def run(exchange: GroupExchange, happenings: list[groups.Event]) -> list[base.Effect]:
+def run(exchange: GroupExchange, happenings: list[events.PeerEvent]) -> list[events.Effect]:
     """All effects of a story that ends in time, each violation told as a loss."""
-    effects: list[base.Effect] = []
+    effects: list[events.Effect] = []
     for event in [
         *happenings,
-        base.GatheringClosed(),
-        base.DeadlinePassed(),
-        base.DeadlinePassed(),
+        events.GatheringClosed(),
+        events.DeadlinePassed(),
+        events.DeadlinePassed(),
     ]:
         was_over = exchange.over
         try:
@@ -421,7 +421,7 @@ def run(exchange: GroupExchange, happenings: list[groups.Event]) -> list[base.Ef
         except ProtocolViolation:
             assert not was_over
             new = exchange.handle(
-                base.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol")
+                events.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol")
             )
         assert not (was_over and new), "effects after the end"
         assert len(exchange.partners) < exchange.group
@@ -448,24 +448,24 @@ def test_no_sequence_of_events_breaks_an_exchange(group, order, expected, happen
     check_effects(effects, exchange)
 
 
-def joined() -> list[groups.Event]:
+def joined() -> list[events.PeerEvent]:
     """The events until three peers have agreed on a group."""
     three = ("a", "b", ME)
     return [
-        accepted("a"), accepted("b"), *(groups.RollCame(peer=peer, roll=three) for peer in "ab"),
-        *(groups.MembersCame(peer=peer, members=three) for peer in "ab"),
+        accepted("a"), accepted("b"), *(events.Roll(peer=peer, roll=three) for peer in "ab"),
+        *(events.Members(peer=peer, members=three) for peer in "ab"),
     ]  # fmt: skip
 
 
-def well() -> list[groups.Event]:
+def well() -> list[events.PeerEvent]:
     """The events of a story that goes well."""
     means = {name: D[name] for name in ("a", "b", ME)}
     return [
-        *joined(), base.Captured(), *(groups.ShardVerified(peer=peer) for peer in "ab"),
-        groups.Reduced(digest=D[ME]),
-        *(groups.MeanVerified(peer=peer, digest=D[peer]) for peer in "ab"),
-        *(groups.HeldCame(peer=peer, held=tuple(means.values())) for peer in "ab"),
-        *(groups.CommitCame(peer=peer, shards=(True,) * 3, heard=(True,) * 3) for peer in "ab"),
+        *joined(), events.Captured(), *(events.Shard(peer=peer) for peer in "ab"),
+        events.Reduced(digest=D[ME]),
+        *(events.ShardMean(peer=peer, digest=D[peer]) for peer in "ab"),
+        *(events.Holdings(peer=peer, held=tuple(means.values())) for peer in "ab"),
+        *(events.Commit(peer=peer, shards=(True,) * 3, heard=(True,) * 3) for peer in "ab"),
     ]  # fmt: skip
 
 
@@ -485,34 +485,34 @@ def test_no_story_that_goes_wrong_half_way_breaks_an_exchange(disturbances):
     exchange = GroupExchange(me=ME, candidates=("a", "b", "z"), group=4)
     effects = [
         *exchange.start(),
-        *exchange.handle(base.Lost(peer="z", reason="broke")),
+        *exchange.handle(events.Lost(peer="z", reason="broke")),
         *run(exchange, happenings),
     ]
     check_effects(effects, exchange)
 
 
-def check_effects(effects: list[base.Effect], exchange: GroupExchange) -> None:
+def check_effects(effects: list[events.Effect], exchange: GroupExchange) -> None:
     kinds = [type(effect) for effect in effects]
     counts = Counter((type(effect), getattr(effect, "peer", "")) for effect in effects)
     repeats = (
-        base.Abandon,
-        groups.SendMembers,
-        groups.SendRoll,
+        events.Abandon,
+        events.Members,
+        events.Roll,
     )  # who was lost may call in anew; lists may get lower
     assert all(count == 1 or kind in repeats for (kind, _), count in counts.items()), counts
-    assert all(count <= 4 for (kind, _), count in counts.items() if kind is not base.Abandon), (
+    assert all(count <= 4 for (kind, _), count in counts.items() if kind is not events.Abandon), (
         counts
     )
-    assert isinstance(effects[-1], base.Apply | base.End)
-    assert kinds.count(base.Apply) + kinds.count(base.End) == 1
+    assert isinstance(effects[-1], events.Apply | events.End)
+    assert kinds.count(events.Apply) + kinds.count(events.End) == 1
     ordered = [
-        kind for kind in kinds if kind in PHASES and kind not in (base.Dial, groups.SendMembers)
+        kind for kind in kinds if kind in PHASES and kind not in (events.Dial, events.Members)
     ]
     assert ordered == sorted(ordered, key=PHASES.index), "effects out of order"
-    lists = [effect.members for effect in effects if isinstance(effect, groups.SendMembers)]
+    lists = [effect.members for effect in effects if isinstance(effect, events.Members)]
     assert all(ME in members and list(members) == sorted(members) for members in lists)
     for effect in effects:
-        if isinstance(effect, base.Apply):
+        if isinstance(effect, events.Apply):
             assert any(effect.shards)
             assert len(effect.shards) == len(effect.members)
             applied = [
@@ -531,7 +531,7 @@ def test_memory_is_bounded_by_the_group():
     exchange = group("a", "b")
     for event in [
         *joined(),
-        *(groups.MembersCame(peer="a", members=("a", f"x{n}", ME)) for n in range(100)),
+        *(events.Members(peer="a", members=("a", f"x{n}", ME)) for n in range(100)),
     ]:
         try:
             exchange.handle(event)
@@ -543,8 +543,8 @@ def test_memory_is_bounded_by_the_group():
 # Single stories
 
 
-def accepted(peer: str, called_us: bool = False, step: int = 40) -> base.Accepted:
-    return base.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
+def accepted(peer: str, called_us: bool = False, step: int = 40) -> events.Accepted:
+    return events.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
 
 
 def group(*order: str, size: int = 4) -> GroupExchange:
@@ -553,9 +553,9 @@ def group(*order: str, size: int = 4) -> GroupExchange:
     return exchange
 
 
-def told(exchange: GroupExchange, *happenings: groups.Event) -> list[base.Effect]:
+def told(exchange: GroupExchange, *happenings: events.PeerEvent) -> list[events.Effect]:
     """The effects of the last event."""
-    effects: list[base.Effect] = []
+    effects: list[events.Effect] = []
     for event in happenings:
         effects = exchange.handle(event)
     return effects
@@ -577,19 +577,19 @@ MEANS = (D["a"], D["b"], D[ME])
 
 def test_a_group_that_goes_well():
     exchange = GroupExchange(me=ME, candidates=("a", "b"), group=4)
-    assert exchange.start() == [base.Dial(peer="a"), base.Dial(peer="b")]
+    assert exchange.start() == [events.Dial(peer="a"), events.Dial(peer="b")]
     story = iter(well())
     both = "ab"
     all_, none = (True,) * 3, []
     for effects in (
-        none, [groups.SendRoll(peer=peer, roll=THREE) for peer in both], none, none,
-        [groups.SendMembers(peer=peer, members=THREE) for peer in both],
-        [base.Capture(members=THREE)],
-        [groups.SendShard(peer=peer) for peer in both], none, [groups.Reduce(contributors=THREE)],
-        [groups.SendMean(peer=peer) for peer in both], none,
-        [groups.SendHeld(peer=peer, held=MEANS) for peer in both],
-        none, [groups.SendCommit(peer=peer, shards=all_, heard=all_) for peer in both],
-        none, [base.Apply(members=THREE, swarm_step=40, shards=all_)],
+        none, [events.Roll(peer=peer, roll=THREE) for peer in both], none, none,
+        [events.Members(peer=peer, members=THREE) for peer in both],
+        [events.Capture(members=THREE)],
+        [events.Shard(peer=peer) for peer in both], none, [events.Reduce(contributors=THREE)],
+        [events.ShardMean(peer=peer, digest=D[ME]) for peer in both], none,
+        [events.Holdings(peer=peer, held=MEANS) for peer in both],
+        none, [events.Commit(peer=peer, shards=all_, heard=all_) for peer in both],
+        none, [events.Apply(members=THREE, swarm_step=40, shards=all_)],
     ):  # fmt: skip
         assert exchange.handle(next(story)) == effects
     assert exchange.stage is Stage.APPLIED
@@ -599,25 +599,27 @@ def test_a_group_that_goes_well():
 
 def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
     exchange = group("a", "b")
-    told(exchange, accepted("a"), base.Lost(peer="b", reason="broke"))
+    told(exchange, accepted("a"), events.Lost(peer="b", reason="broke"))
     assert exchange.stage is Stage.AGREEING
     for peer in ("b", "c"):
         assert not exchange.has_room_for(peer)
         assert told(exchange, accepted(peer, called_us=True)) == [
-            base.Abandon(peer=peer, reason="the exchange has begun without you")
+            events.Abandon(peer=peer, reason="the exchange has begun without you")
         ]
     assert exchange.partners == ("a",)
     assert [
-        e.peer for e in told(exchange, base.GaveUp(reason="stop")) if isinstance(e, base.Abandon)
+        e.peer
+        for e in told(exchange, events.GaveUp(reason="stop"))
+        if isinstance(e, events.Abandon)
     ] == ["a"]
 
 
 def test_a_group_holds_no_more_than_its_bound():
     exchange = GroupExchange(me=ME, candidates=("a", "b", "c", "d"), group=4)
     exchange.expect("stranger")
-    assert exchange.start() == [base.Dial(peer="a"), base.Dial(peer="b")]
+    assert exchange.start() == [events.Dial(peer="a"), events.Dial(peer="b")]
     assert not exchange.has_room_for("d")
-    told(exchange, accepted("stranger", called_us=True), base.Lost(peer="a", reason="broke"))
+    told(exchange, accepted("stranger", called_us=True), events.Lost(peer="a", reason="broke"))
     assert exchange.has_room_for("d")
 
 
@@ -627,20 +629,20 @@ def leader(*rolls: tuple[str, ...]) -> GroupExchange:
     told(exchange, *(accepted(peer) for peer in "xyz"))
     told(
         exchange,
-        *(groups.RollCame(peer=peer, roll=roll) for peer, roll in zip("xyz", rolls, strict=False)),
+        *(events.Roll(peer=peer, roll=roll) for peer, roll in zip("xyz", rolls, strict=False)),
     )
     return exchange
 
 
 def test_a_leader_takes_members_that_all_hold_streams_with_each_other_and_sends_the_others_away():
     exchange = leader((ME, "x", "z"), (ME, "y", "z"))
-    effects = told(exchange, groups.RollCame(peer="z", roll=(ME, "x", "y", "z")))
+    effects = told(exchange, events.Roll(peer="z", roll=(ME, "x", "y", "z")))
     named = (ME, "x", "z")
-    assert effects == [groups.SendMembers(peer=peer, members=named) for peer in "xz"]
-    effects = told(exchange, *(groups.MembersCame(peer=peer, members=named) for peer in "xz"))
+    assert effects == [events.Members(peer=peer, members=named) for peer in "xz"]
+    effects = told(exchange, *(events.Members(peer=peer, members=named) for peer in "xz"))
     assert effects == [
-        base.Abandon(peer="y", reason="is not in the list of members"),
-        base.Capture(members=named),
+        events.Abandon(peer="y", reason="is not in the list of members"),
+        events.Capture(members=named),
     ]
     assert exchange.partners == ("x", "z")
 
@@ -648,18 +650,18 @@ def test_a_leader_takes_members_that_all_hold_streams_with_each_other_and_sends_
 def test_a_leader_gives_up_who_sends_no_roll_in_time_and_others_give_up_their_leader_later():
     four = (ME, "x", "y", "z")
     exchange = leader(four, four)
-    effects = told(exchange, groups.AgreeingClosed())
+    effects = told(exchange, events.AgreeingClosed())
     assert effects == [
-        base.Abandon(peer="z", reason="did not tell its links in time"),
-        *(groups.SendMembers(peer=peer, members=(ME, "x", "y")) for peer in "xy"),
+        events.Abandon(peer="z", reason="did not tell its links in time"),
+        *(events.Members(peer=peer, members=(ME, "x", "y")) for peer in "xy"),
     ]
     exchange = group("a", "b")
     told(exchange, *well()[:4])
-    assert told(exchange, groups.AgreeingClosed()) == []
-    assert told(exchange, groups.AgreeingClosed()) == [
-        base.Abandon(peer="a", reason="did not name the members in time")
+    assert told(exchange, events.AgreeingClosed()) == []
+    assert told(exchange, events.AgreeingClosed()) == [
+        events.Abandon(peer="a", reason="did not name the members in time")
     ]
-    assert told(exchange, groups.MembersCame(peer="b", members=("b", ME)))[-1] == base.Capture(
+    assert told(exchange, events.Members(peer="b", members=("b", ME)))[-1] == events.Capture(
         members=("b", ME)
     )
 
@@ -670,16 +672,16 @@ def test_a_list_of_the_next_leader_waits_for_ours():
     told(
         exchange,
         *(accepted(peer) for peer in "abc"),
-        *(groups.RollCame(peer=peer, roll=four) for peer in "abc"),
+        *(events.Roll(peer=peer, roll=four) for peer in "abc"),
     )
-    assert told(exchange, groups.MembersCame(peer="b", members=("b", "c", ME))) == []
-    assert told(exchange, groups.MembersCame(peer="a", members=("a", "c", ME))) == [
-        groups.SendMembers(peer=peer, members=("a", "c", ME)) for peer in "ac"
+    assert told(exchange, events.Members(peer="b", members=("b", "c", ME))) == []
+    assert told(exchange, events.Members(peer="a", members=("a", "c", ME))) == [
+        events.Members(peer=peer, members=("a", "c", ME)) for peer in "ac"
     ]
-    effects = told(exchange, groups.MembersCame(peer="c", members=("a", "c", ME)))
+    effects = told(exchange, events.Members(peer="c", members=("a", "c", ME)))
     assert effects == [
-        base.Abandon(peer="b", reason="is not in the list of members"),
-        base.Capture(members=("a", "c", ME)),
+        events.Abandon(peer="b", reason="is not in the list of members"),
+        events.Capture(members=("a", "c", ME)),
     ]
 
 
@@ -689,19 +691,17 @@ def test_the_lower_of_two_lists_wins_until_all_have_named_one():
     told(
         exchange,
         *(accepted(peer) for peer in "axy"),
-        *(groups.RollCame(peer=peer, roll=four) for peer in "axy"),
+        *(events.Roll(peer=peer, roll=four) for peer in "axy"),
     )
-    assert told(exchange, base.Lost(peer="a", reason="broke")) == [
-        groups.SendMembers(peer=peer, members=(ME, "x", "y")) for peer in "xy"
+    assert told(exchange, events.Lost(peer="a", reason="broke")) == [
+        events.Members(peer=peer, members=(ME, "x", "y")) for peer in "xy"
     ]
-    assert told(exchange, groups.MembersCame(peer="x", members=four)) == [
-        groups.SendMembers(peer=peer, members=four) for peer in "xy"
+    assert told(exchange, events.Members(peer="x", members=four)) == [
+        events.Members(peer=peer, members=four) for peer in "xy"
     ]
     # What y names is our own former list: it had not heard of the lower one.
-    assert told(exchange, groups.MembersCame(peer="y", members=(ME, "x", "y"))) == []
-    assert told(exchange, groups.MembersCame(peer="y", members=four)) == [
-        base.Capture(members=four)
-    ]
+    assert told(exchange, events.Members(peer="y", members=(ME, "x", "y"))) == []
+    assert told(exchange, events.Members(peer="y", members=four)) == [events.Capture(members=four)]
 
 
 def test_who_goes_over_to_another_list_after_we_have_agreed_is_lost_without_a_violation():
@@ -710,18 +710,18 @@ def test_who_goes_over_to_another_list_after_we_have_agreed_is_lost_without_a_vi
     told(
         exchange,
         *(accepted(peer) for peer in "abc"),
-        *(groups.RollCame(peer=peer, roll=four) for peer in "abc"),
+        *(events.Roll(peer=peer, roll=four) for peer in "abc"),
     )
     told(
         exchange,
-        base.Lost(peer="a", reason="broke"),
-        groups.MembersCame(peer="b", members=("b", "c", ME)),
+        events.Lost(peer="a", reason="broke"),
+        events.Members(peer="b", members=("b", "c", ME)),
     )
-    told(exchange, groups.MembersCame(peer="c", members=("b", "c", ME)))
+    told(exchange, events.Members(peer="c", members=("b", "c", ME)))
     assert exchange.stage is Stage.CAPTURING
-    effects = told(exchange, groups.MembersCame(peer="c", members=four))
+    effects = told(exchange, events.Members(peer="c", members=four))
     assert effects == [
-        base.Abandon(peer="c", reason="has agreed with others on another list of members")
+        events.Abandon(peer="c", reason="has agreed with others on another list of members")
     ]
     assert exchange.partners == ("b",)
 
@@ -738,29 +738,29 @@ LONG = "a" * 65
     ],
 )  # fmt: skip
 def test_a_roll_in_another_form_is_a_violation_and_changes_nothing(roll):
-    refused(after(2), groups.RollCame(peer="a", roll=roll))
+    refused(after(2), events.Roll(peer="a", roll=roll))
 
 
 @pytest.mark.parametrize(
     "members", [("a", "b"), ("b", ME), (ME, "a"), ("a", "c", ME), ("a", "b", "c", "d", ME), ()]
 )
 def test_a_list_in_another_form_or_with_strangers_is_a_violation_and_changes_nothing(members):
-    refused(after(4), groups.MembersCame(peer="a", members=members))
+    refused(after(4), events.Members(peer="a", members=members))
 
 
-def refused(exchange: GroupExchange, event: groups.Event) -> None:
+def refused(exchange: GroupExchange, event: events.PeerEvent) -> None:
     before = repr(exchange)
     with pytest.raises(ProtocolViolation):
         exchange.handle(event)
     assert repr(exchange) == before, "a violation has changed something"
 
 
-def held(peer: str, *digests: bytes) -> groups.HeldCame:
-    return groups.HeldCame(peer=peer, held=digests)
+def held(peer: str, *digests: bytes) -> events.Holdings:
+    return events.Holdings(peer=peer, held=digests)
 
 
-def commit(peer: str, shards: str, heard: str = "111") -> groups.CommitCame:
-    return groups.CommitCame(
+def commit(peer: str, shards: str, heard: str = "111") -> events.Commit:
+    return events.Commit(
         peer=peer, shards=tuple(c == "1" for c in shards), heard=tuple(c == "1" for c in heard)
     )
 
@@ -768,23 +768,23 @@ def commit(peer: str, shards: str, heard: str = "111") -> groups.CommitCame:
 @pytest.mark.parametrize(
     ("count", "event"),
     [
-        (1, groups.RollCame(peer="b", roll=THREE)),
-        (3, groups.RollCame(peer="a", roll=THREE)),
-        (3, groups.MembersCame(peer="b", members=THREE)),
-        (4, base.Captured()),
-        (5, groups.ShardVerified(peer="a")),
-        (AGREED, groups.MeanVerified(peer="a", digest=D["a"])),
-        (AGREED, groups.Reduced(digest=D[ME])),
-        (AGREED, groups.ShardVerified(peer="stranger")),
-        (SENT, base.Captured()),
+        (1, events.Roll(peer="b", roll=THREE)),
+        (3, events.Roll(peer="a", roll=THREE)),
+        (3, events.Members(peer="b", members=THREE)),
+        (4, events.Captured()),
+        (5, events.Shard(peer="a")),
+        (AGREED, events.ShardMean(peer="a", digest=D["a"])),
+        (AGREED, events.Reduced(digest=D[ME])),
+        (AGREED, events.Shard(peer="stranger")),
+        (SENT, events.Captured()),
         (SENT, held("a", *MEANS)),
-        (SENT + 1, groups.ShardVerified(peer="a")),
-        (GIVEN, groups.Reduced(digest=b"short")),
-        (GIVEN, groups.MeanVerified(peer="a", digest=b"short")),
+        (SENT + 1, events.Shard(peer="a")),
+        (GIVEN, events.Reduced(digest=b"short")),
+        (GIVEN, events.ShardMean(peer="a", digest=b"short")),
         (GIVEN, held("a", b"", b"", D[ME])),
         (GIVEN, held("a", *MEANS)),
-        (REDUCED, groups.Reduced(digest=D[ME])),
-        (REDUCED + 1, groups.MeanVerified(peer="a", digest=D["a"])),
+        (REDUCED, events.Reduced(digest=D[ME])),
+        (REDUCED + 1, events.ShardMean(peer="a", digest=D["a"])),
         (REDUCED + 1, commit("a", "111")),
         (HELD, held("a", *MEANS[:2])),
         (HELD, held("a", *MEANS, b"")),
@@ -808,30 +808,28 @@ def test_what_can_not_be_is_a_violation_and_changes_nothing(count, event):
 
 def test_who_is_late_with_a_contribution_is_not_in_the_mean_but_takes_part():
     exchange = after(SENT + 1)
-    assert told(exchange, groups.ReduceClosed()) == [groups.Reduce(contributors=("a", ME))]
-    assert told(exchange, groups.ShardVerified(peer="b")) == []
-    assert isinstance(told(exchange, *well()[GIVEN:])[0], base.Apply)
+    assert told(exchange, events.ReduceClosed()) == [events.Reduce(contributors=("a", ME))]
+    assert told(exchange, events.Shard(peer="b")) == []
+    assert isinstance(told(exchange, *well()[GIVEN:])[0], events.Apply)
 
 
 def test_a_member_that_is_lost_costs_its_shard_only():
     exchange = after(REDUCED + 1)
-    assert told(exchange, base.Lost(peer="b", reason="broke")) == [
-        groups.SendHeld(peer="a", held=(D["a"], b"", D[ME]))
+    assert told(exchange, events.Lost(peer="b", reason="broke")) == [
+        events.Holdings(peer="a", held=(D["a"], b"", D[ME]))
     ]
     (send,) = told(exchange, held("a", D["a"], b"", D[ME]))
-    assert send == groups.SendCommit(
-        peer="a", shards=(True, False, True), heard=(True, False, True)
-    )
+    assert send == events.Commit(peer="a", shards=(True, False, True), heard=(True, False, True))
     assert told(exchange, commit("a", "101", "101")) == [
-        base.Apply(members=THREE, swarm_step=40, shards=(True, False, True))
+        events.Apply(members=THREE, swarm_step=40, shards=(True, False, True))
     ]
     assert not exchange.in_doubt
 
 
 def test_who_holds_no_mean_of_another_at_the_deadline_leaves_the_others_to_theirs():
     exchange = after(GIVEN)
-    effects = told(exchange, base.DeadlinePassed())
-    assert effects[-1] == base.End(reason="no mean of another member came before its deadline")
+    effects = told(exchange, events.DeadlinePassed())
+    assert effects[-1] == events.End(reason="no mean of another member came before its deadline")
     assert {effect.peer for effect in effects[:-1]} == {"a", "b"}
     assert not exchange.in_doubt
 
@@ -839,45 +837,45 @@ def test_who_holds_no_mean_of_another_at_the_deadline_leaves_the_others_to_their
 @pytest.mark.parametrize("count", [0, 2, AGREED])
 def test_the_deadline_ends_what_has_not_begun_to_send(count):
     exchange = after(count)
-    effects = told(exchange, base.DeadlinePassed())
-    assert effects[-1] == base.End(reason="ran past its deadline")
+    effects = told(exchange, events.DeadlinePassed())
+    assert effects[-1] == events.End(reason="ran past its deadline")
     assert {effect.peer for effect in effects[:-1]} == {"a", "b"}
     assert not exchange.in_doubt
 
 
 def test_who_does_not_tell_what_it_holds_is_given_up_when_confirming_closes():
     exchange = after(HELD + 1)
-    assert told(exchange, base.DeadlinePassed()) == []
-    effects = told(exchange, groups.ConfirmingClosed())
+    assert told(exchange, events.DeadlinePassed()) == []
+    effects = told(exchange, events.ConfirmingClosed())
     why = "did not tell in time what it holds"
     assert effects == [
-        base.Abandon(peer="b", reason=why),
-        groups.SendCommit(peer="a", shards=(True,) * 3, heard=(True, False, True)),
+        events.Abandon(peer="b", reason=why),
+        events.Commit(peer="a", shards=(True,) * 3, heard=(True, False, True)),
     ]
-    assert isinstance(told(exchange, commit("a", "111", "101"))[-1], base.Apply)
+    assert isinstance(told(exchange, commit("a", "111", "101"))[-1], events.Apply)
     assert not exchange.in_doubt
 
 
 def test_the_second_deadline_applies_what_is_committed_and_is_a_doubt():
     exchange = after(COMMITTED)
     told(exchange, commit("a", "110"))
-    assert told(exchange, base.DeadlinePassed()) == []
-    abandon, apply = told(exchange, base.DeadlinePassed())
-    assert abandon == base.Abandon(peer="b", reason="did not commit in time")
-    assert apply == base.Apply(members=THREE, swarm_step=40, shards=(True, True, False))
+    assert told(exchange, events.DeadlinePassed()) == []
+    abandon, apply = told(exchange, events.DeadlinePassed())
+    assert abandon == events.Abandon(peer="b", reason="did not commit in time")
+    assert apply == events.Apply(members=THREE, swarm_step=40, shards=(True, True, False))
     assert exchange.in_doubt
 
 
 def test_members_that_have_committed_go_on_without_one_that_does_not_if_the_votes_decide():
     exchange = after(COMMITTED)
     told(exchange, commit("a", "111"))
-    assert told(exchange, groups.AgreeingClosed()) == []
-    abandon, apply = told(exchange, groups.AgreeingClosed())
+    assert told(exchange, events.AgreeingClosed()) == []
+    abandon, apply = told(exchange, events.AgreeingClosed())
     assert abandon.peer == "b"
     assert apply.shards == (True,) * 3
     exchange = after(COMMITTED)
     told(exchange, commit("a", "110"))
-    assert told(exchange, *[groups.AgreeingClosed()] * 5) == [], "its vote on the last one decides"
+    assert told(exchange, *[events.AgreeingClosed()] * 5) == [], "its vote on the last one decides"
 
 
 def test_a_member_that_leaves_out_what_the_others_apply_stumbles():
@@ -893,9 +891,9 @@ def test_a_member_that_leaves_out_what_the_others_apply_stumbles():
 @pytest.mark.parametrize(
     "happenings",
     [
-        [base.GaveUp(reason="stop")],
-        [base.Lost(peer="a", reason="broke"), base.Lost(peer="b", reason="")],
-        [base.DeadlinePassed(), base.DeadlinePassed()],
+        [events.GaveUp(reason="stop")],
+        [events.Lost(peer="a", reason="broke"), events.Lost(peer="b", reason="")],
+        [events.DeadlinePassed(), events.DeadlinePassed()],
     ],
 )
 @pytest.mark.parametrize(("count", "doubt"), [(AGREED, False), (HELD, False), (COMMITTED, True)])
@@ -908,12 +906,12 @@ def test_an_end_after_our_commit_is_in_doubt_and_before_it_is_not(count, doubt, 
 
 def test_what_a_member_that_was_given_up_still_sends_is_ignored():
     exchange = after(AGREED)
-    told(exchange, base.Lost(peer="b", reason="broke"))
+    told(exchange, events.Lost(peer="b", reason="broke"))
     for late in (
-        groups.RollCame(peer="b", roll=THREE), groups.MembersCame(peer="b", members=THREE),
-        groups.ShardVerified(peer="b"),
-        groups.MeanVerified(peer="b", digest=b""), held("b"), commit("b", ""),
-        base.Lost(peer="b", reason="broke"),
+        events.Roll(peer="b", roll=THREE), events.Members(peer="b", members=THREE),
+        events.Shard(peer="b"),
+        events.ShardMean(peer="b", digest=b""), held("b"), commit("b", ""),
+        events.Lost(peer="b", reason="broke"),
     ):  # fmt: skip
         assert told(exchange, late) == []
 

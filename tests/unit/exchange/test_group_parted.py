@@ -5,9 +5,8 @@ import pytest
 
 from helpers.virtual import OFFER
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange.base import Cause, Stage
+from lowcomm_protocol.exchange import events
+from lowcomm_protocol.exchange.events import Cause, Stage
 from lowcomm_protocol.exchange.group import GroupExchange
 from lowcomm_protocol.matching import Refusal
 
@@ -15,85 +14,85 @@ ME, THREE = "m", ("a", "b", "m")
 DIGESTS = {peer: bytes([number]) * 32 for number, peer in enumerate(THREE)}
 
 
-def told(exchange: GroupExchange, *happenings: groups.Event) -> list[base.Effect]:
+def told(exchange: GroupExchange, *happenings: events.PeerEvent) -> list[events.Effect]:
     """The effects of the last event."""
-    effects: list[base.Effect] = []
+    effects: list[events.Effect] = []
     for event in happenings:
         effects = exchange.handle(event)
     return effects
 
 
-def agreed(missed: base.Missed) -> GroupExchange:
+def agreed(missed: events.Missed) -> GroupExchange:
     """A group of three that has agreed, of which some lack outer steps."""
     exchange = GroupExchange(me=ME, candidates=("a", "b"), group=4)
     exchange.start()
     effects = told(
         exchange,
-        *(base.Accepted(peer=peer, offer=OFFER) for peer in "ab"),
-        *(groups.RollCame(peer=peer, roll=THREE) for peer in "ab"),
-        *(groups.MembersCame(peer=peer, members=THREE) for peer in "ab"),
+        *(events.Accepted(peer=peer, offer=OFFER) for peer in "ab"),
+        *(events.Roll(peer=peer, roll=THREE) for peer in "ab"),
+        *(events.Members(peer=peer, members=THREE) for peer in "ab"),
     )
-    assert effects == [base.Capture(members=THREE)]
+    assert effects == [events.Capture(members=THREE)]
     assert told(exchange, missed) == []
     return exchange
 
 
-def means(*peers: str) -> list[groups.Event]:
+def means(*peers: str) -> list[events.PeerEvent]:
     """What comes of these, and what ours becomes with it."""
     return [
-        *(groups.ShardVerified(peer=peer) for peer in peers),
-        groups.ReduceClosed(),
-        groups.Reduced(digest=DIGESTS[ME]),
-        *(groups.MeanVerified(peer=peer, digest=DIGESTS[peer]) for peer in peers),
+        *(events.Shard(peer=peer) for peer in peers),
+        events.ReduceClosed(),
+        events.Reduced(digest=DIGESTS[ME]),
+        *(events.ShardMean(peer=peer, digest=DIGESTS[peer]) for peer in peers),
     ]
 
 
-def without_a() -> list[groups.Event]:
+def without_a() -> list[events.PeerEvent]:
     """All that comes where ``a`` is slow: nobody waits for its mean."""
-    return [*means("b"), groups.HeldCame(peer="b", held=(b"", DIGESTS["b"], DIGESTS[ME]))]
+    return [*means("b"), events.Holdings(peer="b", held=(b"", DIGESTS["b"], DIGESTS[ME]))]
 
 
 def test_what_a_member_lacks_goes_before_our_contribution():
-    exchange = agreed(base.Missed(receivers=("b",)))
-    assert told(exchange, base.Captured()) == [
-        groups.SendMissed(peer="b"),
-        groups.SendShard(peer="a"),
-        groups.SendShard(peer="b"),
+    exchange = agreed(events.Missed(receivers=("b",)))
+    assert told(exchange, events.Captured()) == [
+        events.MissedSteps(peer="b"),
+        events.Shard(peer="a"),
+        events.Shard(peer="b"),
     ]
-    assert [type(one) for one in told(exchange, *means("a", "b"))] == [groups.SendHeld] * 2
+    assert [type(one) for one in told(exchange, *means("a", "b"))] == [events.Holdings] * 2
 
 
 def test_means_are_of_no_use_before_what_we_lack_has_come():
-    exchange = agreed(base.Missed(donor="a"))
-    assert told(exchange, base.Captured(), *without_a()) == []
-    effects = told(exchange, groups.MissedVerified(peer="a"))
-    assert [type(one) for one in effects] == [groups.SendHeld] * 2
+    exchange = agreed(events.Missed(donor="a"))
+    assert told(exchange, events.Captured(), *without_a()) == []
+    effects = told(exchange, events.MissedSteps(peer="a"))
+    assert [type(one) for one in effects] == [events.Holdings] * 2
 
 
 @pytest.mark.parametrize("peer", ["b", "stranger"])
 def test_only_the_donor_hands_over_and_once(peer):
-    exchange = agreed(base.Missed(donor="a"))
-    told(exchange, base.Captured())
+    exchange = agreed(events.Missed(donor="a"))
+    told(exchange, events.Captured())
     with pytest.raises(ProtocolViolation):
-        told(exchange, groups.MissedVerified(peer=peer))
-    told(exchange, groups.MissedVerified(peer="a"))
+        told(exchange, events.MissedSteps(peer=peer))
+    told(exchange, events.MissedSteps(peer="a"))
     with pytest.raises(ProtocolViolation):
-        told(exchange, groups.MissedVerified(peer="a"))
+        told(exchange, events.MissedSteps(peer="a"))
 
 
 @pytest.mark.parametrize(
     ("event", "cause"),
     [
-        (base.Lost(peer="a", reason="broke"), Cause.LOST),
-        (base.DeadlinePassed(), Cause.LATE),
+        (events.Lost(peer="a", reason="broke"), Cause.LOST),
+        (events.DeadlinePassed(), Cause.LATE),
     ],
 )
 def test_who_does_not_get_what_it_lacks_leaves_the_others_to_their_means(event, cause):
-    exchange = agreed(base.Missed(donor="a"))
-    effects = told(exchange, base.Captured(), *without_a(), event)
+    exchange = agreed(events.Missed(donor="a"))
+    effects = told(exchange, events.Captured(), *without_a(), event)
     assert (exchange.stage, exchange.cause) == (Stage.ENDED, cause)
     assert not exchange.in_doubt
-    assert base.Abandon(peer="b", reason=exchange.reason) in effects
+    assert events.Abandon(peer="b", reason=exchange.reason) in effects
 
 
 # Parts of a group
@@ -102,17 +101,17 @@ def test_who_does_not_get_what_it_lacks_leaves_the_others_to_their_means(event, 
 def gathering(*others: str, least: int = 0) -> GroupExchange:
     """An exchange in which most must take part."""
     exchange = GroupExchange(me=ME, candidates=others, group=8)
-    assert exchange.handle(base.NeedsMost(least=least)) == []
+    assert exchange.handle(events.Equal(least=least)) == []
     exchange.start()
     return exchange
 
 
-def refused(peer: str, reason: Refusal) -> base.Refused:
-    return base.Refused(peer=peer, reason=reason, detail="no")
+def refused(peer: str, reason: Refusal) -> events.Refused:
+    return events.Refused(peer=peer, reason=reason, detail="no")
 
 
-def accepted(peer: str) -> base.Accepted:
-    return base.Accepted(peer=peer, offer=OFFER)
+def accepted(peer: str) -> events.Accepted:
+    return events.Accepted(peer=peer, offer=OFFER)
 
 
 @pytest.mark.parametrize("reason", [Refusal.BUSY, Refusal.TOO_SOON, Refusal.FULL])
@@ -120,7 +119,7 @@ def test_half_of_a_group_leaves_an_exchange_to_the_other_half(reason):
     exchange = gathering("a", "b", "c")
     effects = told(exchange, accepted("a"), refused("b", reason), refused("c", reason))
     assert (exchange.stage, exchange.cause) == (Stage.ENDED, Cause.MINORITY)
-    assert base.Abandon(peer="a", reason=exchange.reason) in effects
+    assert events.Abandon(peer="a", reason=exchange.reason) in effects
 
 
 @pytest.mark.parametrize("reason", [Refusal.NOT_TRAINING, Refusal.NOT_TRUSTED, Refusal.OTHER_RUN])
@@ -143,8 +142,8 @@ def test_members_that_go_with_others_count_until_ours_are_captured():
     told(
         exchange,
         *(accepted(peer) for peer in "abc"),
-        *(groups.RollCame(peer=peer, roll=four) for peer in "abc"),
+        *(events.Roll(peer=peer, roll=four) for peer in "abc"),
     )
-    effects = told(exchange, groups.MembersCame(peer="a", members=("a", ME)))
-    assert base.Capture(members=("a", ME)) not in effects
+    effects = told(exchange, events.Members(peer="a", members=("a", ME)))
+    assert events.Capture(members=("a", ME)) not in effects
     assert exchange.stage is Stage.AGREEING and set(exchange.partners) == {"b", "c"}

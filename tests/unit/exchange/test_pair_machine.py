@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from helpers.virtual import CALM, OFFER, STORM, stories
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange import pair as pairs
-from lowcomm_protocol.exchange.base import Stage
-from lowcomm_protocol.exchange.pair import Exchange, members_digest
+from lowcomm_protocol.exchange import events
+from lowcomm_protocol.exchange.events import Stage
+from lowcomm_protocol.exchange.pair import PairExchange, members_digest
 from lowcomm_protocol.matching import Refusal
 
 STORIES = 1000
@@ -52,7 +51,7 @@ PEERS = ("a", "b", "c", "z", "stranger")
 ME = "m"
 
 
-def events():
+def any_event():
     peer = st.sampled_from(PEERS)
     digests = st.sampled_from(
         [
@@ -63,14 +62,14 @@ def events():
         ]
     )
     return st.one_of(
-        st.builds(base.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
-        st.builds(base.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
-        st.just(base.Captured()),
-        st.builds(pairs.Verified, peer=peer),
-        st.builds(pairs.Confirmed, peer=peer, members=digests),
-        st.builds(base.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
+        st.builds(events.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
+        st.builds(events.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
+        st.just(events.Captured()),
+        st.builds(events.WholeContribution, peer=peer),
+        st.builds(events.Confirm, peer=peer, members=digests),
+        st.builds(events.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
         st.sampled_from(
-            [base.GatheringClosed(), base.DeadlinePassed(), base.GaveUp(reason="stop")]
+            [events.GatheringClosed(), events.DeadlinePassed(), events.GaveUp(reason="stop")]
         ),
     )
 
@@ -82,20 +81,20 @@ def events():
         lambda order: st.integers(0, 4).map(lambda n: order[:n])
     ),
     st.none() | st.sampled_from(PEERS),
-    st.lists(events(), max_size=40),
+    st.lists(any_event(), max_size=40),
 )
 def test_no_sequence_of_events_breaks_an_exchange(order, expected, happenings):
-    exchange = Exchange(me=ME, candidates=order)
-    effects: list[base.Effect] = []
+    exchange = PairExchange(me=ME, candidates=order)
+    effects: list[events.Effect] = []
     if expected is not None:
         exchange.expect(expected)
     else:
         effects += exchange.start()
     for event in [
         *happenings,
-        base.GatheringClosed(),
-        base.DeadlinePassed(),
-        base.DeadlinePassed(),
+        events.GatheringClosed(),
+        events.DeadlinePassed(),
+        events.DeadlinePassed(),
     ]:
         was_over = exchange.over
         try:
@@ -103,7 +102,7 @@ def test_no_sequence_of_events_breaks_an_exchange(order, expected, happenings):
         except ProtocolViolation:
             assert not was_over
             new = exchange.handle(
-                base.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol")
+                events.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol")
             )
         assert not (was_over and new)
         assert len(exchange.partners) < 2
@@ -113,23 +112,23 @@ def test_no_sequence_of_events_breaks_an_exchange(order, expected, happenings):
     check_effects(effects, exchange)
 
 
-def check_effects(effects: list[base.Effect], exchange: Exchange) -> None:
+def check_effects(effects: list[events.Effect], exchange: PairExchange) -> None:
     counts = Counter((type(effect), getattr(effect, "peer", "")) for effect in effects)
     # A peer that was lost may call in anew: only it is told twice that it is left out.
-    assert all(count == 1 or kind is base.Abandon for (kind, _), count in counts.items()), counts
-    assert (base.Apply, "") in counts or (base.End, "") in counts
-    assert isinstance(effects[-1], base.Apply | base.End)
+    assert all(count == 1 or kind is events.Abandon for (kind, _), count in counts.items()), counts
+    assert (events.Apply, "") in counts or (events.End, "") in counts
+    assert isinstance(effects[-1], events.Apply | events.End)
     captured = next(
-        (i for i, effect in enumerate(effects) if isinstance(effect, base.Capture)), None
+        (i for i, effect in enumerate(effects) if isinstance(effect, events.Capture)), None
     )
     for index, effect in enumerate(effects):
-        if isinstance(effect, pairs.SendContent):
+        if isinstance(effect, events.WholeContribution):
             assert captured is not None
             assert captured < index
-        if isinstance(effect, pairs.SendConfirm):
-            assert pairs.SendContent(peer=effect.peer) in effects[:index]
-        if isinstance(effect, base.Apply):
-            told = {e.peer: e.members for e in effects if isinstance(e, pairs.SendConfirm)}
+        if isinstance(effect, events.Confirm):
+            assert events.WholeContribution(peer=effect.peer) in effects[:index]
+        if isinstance(effect, events.Apply):
+            told = {e.peer: e.members for e in effects if isinstance(e, events.Confirm)}
             assert set(told) == set(effect.members) - {ME}
             assert set(told.values()) == {members_digest(effect.members)}
             assert not exchange.in_doubt
@@ -138,40 +137,40 @@ def check_effects(effects: list[base.Effect], exchange: Exchange) -> None:
 # Single stories
 
 
-def accepted(peer: str, called_us: bool = False, step: int = 40) -> base.Accepted:
-    return base.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
+def accepted(peer: str, called_us: bool = False, step: int = 40) -> events.Accepted:
+    return events.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
 
 
-def confirmed(peer: str, *members: str) -> pairs.Confirmed:
-    return pairs.Confirmed(peer=peer, members=members_digest(members))
+def confirmed(peer: str, *members: str) -> events.Confirm:
+    return events.Confirm(peer=peer, members=members_digest(members))
 
 
-def told(exchange: Exchange, *happenings: pairs.Event) -> list[base.Effect]:
+def told(exchange: PairExchange, *happenings: events.PeerEvent) -> list[events.Effect]:
     """The effects of the last event."""
-    effects: list[base.Effect] = []
+    effects: list[events.Effect] = []
     for event in happenings:
         effects = exchange.handle(event)
     return effects
 
 
-def pair(*order: str) -> Exchange:
-    exchange = Exchange(me=ME, candidates=order)
+def pair(*order: str) -> PairExchange:
+    exchange = PairExchange(me=ME, candidates=order)
     exchange.start()
     return exchange
 
 
-CAPTURE_WITH_A = base.Capture(members=("a", ME))
+CAPTURE_WITH_A = events.Capture(members=("a", ME))
 
 
 def test_a_pair_that_goes_well():
-    exchange = Exchange(me=ME, candidates=("a", "b"))
-    assert exchange.start() == [base.Dial(peer="a")]
+    exchange = PairExchange(me=ME, candidates=("a", "b"))
+    assert exchange.start() == [events.Dial(peer="a")]
     assert exchange.handle(accepted("a", step=77)) == [CAPTURE_WITH_A]
-    assert exchange.handle(base.Captured()) == [pairs.SendContent(peer="a")]
-    confirm = pairs.SendConfirm(peer="a", members=members_digest(["a", ME]))
-    assert exchange.handle(pairs.Verified(peer="a")) == [confirm]
+    assert exchange.handle(events.Captured()) == [events.WholeContribution(peer="a")]
+    confirm = events.Confirm(peer="a", members=members_digest(["a", ME]))
+    assert exchange.handle(events.WholeContribution(peer="a")) == [confirm]
     assert exchange.handle(confirmed("a", ME, "a")) == [
-        base.Apply(members=("a", ME), swarm_step=77)
+        events.Apply(members=("a", ME), swarm_step=77)
     ]
     assert exchange.stage is Stage.APPLIED
     assert not exchange.in_doubt
@@ -179,7 +178,7 @@ def test_a_pair_that_goes_well():
 
 def test_a_crossed_call_waits_for_the_winners_own():
     exchange = pair("a", "b")
-    assert told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed")) == []
+    assert told(exchange, events.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed")) == []
     assert exchange.has_room_for("a")
     assert not exchange.has_room_for("b")
     assert told(exchange, accepted("a", called_us=True)) == [CAPTURE_WITH_A]
@@ -187,11 +186,11 @@ def test_a_crossed_call_waits_for_the_winners_own():
 
 def test_a_peer_that_called_after_it_had_refused_is_called_once_more():
     exchange = pair("z", "b")
-    assert told(exchange, base.Crossed(peer="z")) == []
-    refused = base.Refused(peer="z", reason=Refusal.FULL, detail="is full")
-    assert told(exchange, refused) == [base.Dial(peer="z")]
-    assert told(exchange, base.Crossed(peer="z")) == []
-    assert told(exchange, refused) == [base.Dial(peer="b")]
+    assert told(exchange, events.Crossed(peer="z")) == []
+    refused = events.Refused(peer="z", reason=Refusal.FULL, detail="is full")
+    assert told(exchange, refused) == [events.Dial(peer="z")]
+    assert told(exchange, events.Crossed(peer="z")) == []
+    assert told(exchange, refused) == [events.Dial(peer="b")]
     assert exchange.refusals == {"z": "is full"}
 
 
@@ -200,26 +199,28 @@ FULL = Refusal.FULL
 
 def test_who_knocks_while_another_is_called_is_admitted_before_anybody_else_is_called():
     exchange = pair("a", "b", "c")
-    told(exchange, base.Refused(peer="a", reason=FULL, detail="is full"))
-    assert told(exchange, base.Knocked(peer="a")) == []
-    refused = base.Refused(peer="b", reason=FULL, detail="is full")
-    assert told(exchange, refused) == [base.Admit(peer="a")]
+    told(exchange, events.Refused(peer="a", reason=FULL, detail="is full"))
+    assert told(exchange, events.Knocked(peer="a")) == []
+    refused = events.Refused(peer="b", reason=FULL, detail="is full")
+    assert told(exchange, refused) == [events.Admit(peer="a")]
     assert told(exchange, accepted("a", called_us=True)) == [CAPTURE_WITH_A]
 
 
 def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
     exchange = pair("a", "b")
-    told(exchange, base.Lost(peer="a", reason="broke"), accepted("b"))
+    told(exchange, events.Lost(peer="a", reason="broke"), accepted("b"))
     assert exchange.stage is Stage.CAPTURING
     for peer in ("a", "c"):
         assert not exchange.has_room_for(peer)
         assert told(exchange, accepted(peer, called_us=True)) == [
-            base.Abandon(peer=peer, reason="the exchange has begun without you")
+            events.Abandon(peer=peer, reason="the exchange has begun without you")
         ]
     assert exchange.partners == ("b",)
     assert not exchange.is_calling("c")
     assert [
-        e.peer for e in told(exchange, base.GaveUp(reason="stop")) if isinstance(e, base.Abandon)
+        e.peer
+        for e in told(exchange, events.GaveUp(reason="stop"))
+        if isinstance(e, events.Abandon)
     ] == ["b"]
 
 
@@ -229,9 +230,9 @@ def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
         accepted("a"),
         accepted("a", called_us=True),
         accepted("stranger"),
-        base.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"),
-        base.Refused(peer="stranger", reason=Refusal.BUSY, detail="is busy"),
-        pairs.Verified(peer="stranger"),
+        events.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"),
+        events.Refused(peer="stranger", reason=Refusal.BUSY, detail="is busy"),
+        events.WholeContribution(peer="stranger"),
         confirmed("stranger", ME),
         confirmed("a", ME, "a"),
     ],
@@ -249,40 +250,40 @@ def test_what_a_peer_that_was_given_up_still_sends_is_ignored():
     exchange = pair("a", "b")
     told(
         exchange,
-        base.Lost(peer="a", reason="broke"),
+        events.Lost(peer="a", reason="broke"),
         accepted("b"),
-        base.Captured(),
-        pairs.Verified(peer="b"),
+        events.Captured(),
+        events.WholeContribution(peer="b"),
     )
     for late in (
-        pairs.Verified(peer="a"),
+        events.WholeContribution(peer="a"),
         confirmed("a", ME, "a"),
-        base.Lost(peer="a", reason="broke"),
+        events.Lost(peer="a", reason="broke"),
     ):
         assert told(exchange, late) == []
-    assert isinstance(told(exchange, confirmed("b", ME, "b"))[0], base.Apply)
+    assert isinstance(told(exchange, confirmed("b", ME, "b"))[0], events.Apply)
 
 
 def test_partners_that_hold_other_contributions_apply_nothing_and_have_no_doubt():
     exchange = pair("a", "b")
-    told(exchange, accepted("a"), base.Captured(), pairs.Verified(peer="a"))
+    told(exchange, accepted("a"), events.Captured(), events.WholeContribution(peer="a"))
     effects = told(exchange, confirmed("a", ME, "a", "b"))
-    assert effects[-1] == base.End(reason="the members do not hold the same contributions")
-    assert [effect.peer for effect in effects if isinstance(effect, base.Abandon)] == ["a"]
+    assert effects[-1] == events.End(reason="the members do not hold the same contributions")
+    assert [effect.peer for effect in effects if isinstance(effect, events.Abandon)] == ["a"]
     assert not exchange.in_doubt
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        base.Lost(peer="a", reason="broke"),
-        base.GaveUp(reason="stop"),
-        base.Lost(peer="a", reason=""),
+        events.Lost(peer="a", reason="broke"),
+        events.GaveUp(reason="stop"),
+        events.Lost(peer="a", reason=""),
     ],
 )
 def test_an_end_between_the_confirmations_is_in_doubt(event):
     exchange = pair("a")
-    told(exchange, accepted("a"), base.Captured(), pairs.Verified(peer="a"))
+    told(exchange, accepted("a"), events.Captured(), events.WholeContribution(peer="a"))
     assert exchange.stage is Stage.CONFIRMING
     told(exchange, event)
     assert exchange.stage is Stage.ENDED
@@ -291,19 +292,19 @@ def test_an_end_between_the_confirmations_is_in_doubt(event):
 
 def test_confirmations_under_way_get_a_grace_after_the_deadline():
     exchange = pair("a")
-    told(exchange, accepted("a"), base.Captured(), pairs.Verified(peer="a"))
-    assert told(exchange, base.DeadlinePassed()) == []
+    told(exchange, accepted("a"), events.Captured(), events.WholeContribution(peer="a"))
+    assert told(exchange, events.DeadlinePassed()) == []
     assert not exchange.over
-    effects = told(exchange, base.DeadlinePassed())
-    assert effects[-1] == base.End(reason="ran past its deadline")
+    effects = told(exchange, events.DeadlinePassed())
+    assert effects[-1] == events.End(reason="ran past its deadline")
     assert exchange.in_doubt
 
 
 @pytest.mark.parametrize("happenings", [(), (accepted("a"),)])
 def test_the_deadline_ends_what_has_not_begun_to_trade(happenings):
     exchange = pair("a")
-    effects = told(exchange, *happenings, base.DeadlinePassed())
+    effects = told(exchange, *happenings, events.DeadlinePassed())
     assert effects == [
-        base.Abandon(peer="a", reason="ran past its deadline"),
-        base.End(reason="ran past its deadline"),
+        events.Abandon(peer="a", reason="ran past its deadline"),
+        events.End(reason="ran past its deadline"),
     ]

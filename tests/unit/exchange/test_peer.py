@@ -14,9 +14,7 @@ from lowcomm_node.simulation import Conditions, Member
 from lowcomm_node.simulation import peer as simulated
 from lowcomm_node.simulation.swarm import Swarm
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.exchange import base, events, kinds
-from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange import pair as pairs
+from lowcomm_protocol.exchange import events, kinds
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
 from lowcomm_protocol.exchange.peer import Peer
@@ -97,25 +95,25 @@ def test_a_peer_whose_refusal_was_overtaken_by_its_own_call_is_met_all_the_same(
     called = events.Called(call=1, peer="b", offer=of_b.offer, place="")
     assert a.handle(100.1, called) == [events.Refuse(call=1, peer="b", reason=Refusal.CROSSED)]
 
-    crossed = events.OfferRefused(
+    crossed = events.Refused(
         exchange=of_b.number, peer="a", reason=Refusal.CROSSED, detail="crossed"
     )
     assert b.handle(100.2, crossed) == [], "it waits for the call of a"
-    full = events.OfferRefused(exchange=of_a.number, peer="b", reason=Refusal.FULL, detail="full")
-    again = events.Do(exchange=of_a.number, effect=base.Dial(peer="b"))
+    full = events.Refused(exchange=of_a.number, peer="b", reason=Refusal.FULL, detail="full")
+    again = events.Dial(exchange=of_a.number, peer="b")
     assert a.handle(100.2, full) == [again]
 
     called = events.Called(call=2, peer="a", offer=of_a.offer, place="")
     accept, capture = b.handle(100.3, called)
     assert accept == events.Accept(exchange=of_b.number, call=2, peer="a", offer=of_b.offer)
-    assert capture == events.Do(exchange=of_b.number, effect=base.Capture(members=("a", "b")))
+    assert capture == events.Capture(exchange=of_b.number, members=("a", "b"))
 
 
 def called(one: Underway, peer: str, call: int = 1, **changes: object) -> events.Called:
     return events.Called(call=call, peer=peer, offer=replace(one.offer, **changes))  # type: ignore[arg-type]
 
 
-def stepped(peer: Peer, now: float, step: int) -> list[base.Effect]:
+def stepped(peer: Peer, now: float, step: int) -> list[events.Effect]:
     told = events.Stepped(swarm_step=step, steps=step, tokens=10 * step, seconds=1.0)
     return peer.handle(now, told)
 
@@ -123,7 +121,7 @@ def stepped(peer: Peer, now: float, step: int) -> list[base.Effect]:
 def exchanged(peer: Peer, now: float, took: float, other: str = "b") -> None:
     """Apply the exchange that is under way, to which the other brought its part after so long."""
     one = peer.running[0]
-    answered = events.Answered(exchange=one.number, peer=other, offer=one.offer)
+    answered = events.Accepted(exchange=one.number, peer=other, offer=one.offer)
     peer.handle(now, answered)
     peer.handle(one.began + took, events.ContentCame(exchange=one.number, peer=other))
     merged = events.Merged(
@@ -140,7 +138,7 @@ def held_by_a_caller(seconds: int = 299) -> tuple[Peer, Underway]:
     stepped(peer, 109.0, 14)
     peer.handle(110.0, called(one, "c", steps=16, swarm_step=8, seconds=seconds))
     (held,) = peer.running.values()
-    assert held.call is not None and held.machine.stage is base.Stage.CAPTURING
+    assert held.call is not None and held.machine.stage is events.Stage.CAPTURING
     return peer, held
 
 
@@ -149,8 +147,8 @@ def test_the_exchange_of_a_caller_gives_way_when_one_of_our_own_is_due_and_it_ta
     assert held.deadline > 250, "nobody else waits for it"
     assert stepped(peer, 111.0, 16) == [], "it may still end in time"
     effects = stepped(peer, 120.0, 17)
-    assert held.machine.cause is base.Cause.GAVE_WAY
-    assert events.Do(exchange=held.number, effect=base.End(reason=held.machine.reason)) in effects
+    assert held.machine.cause is events.Cause.GAVE_WAY
+    assert events.End(exchange=held.number, reason=held.machine.reason) in effects
     assert peer.trust.lost("c") == 9.0, "since one of our own was due"
     peer.handle(120.0, events.Dropped(exchange=held.number, reason=""))
     peer.handle(120.0, events.Released(exchange=held.number))
@@ -172,7 +170,7 @@ def test_a_peer_that_asks_for_long_gets_what_it_was_seen_to_need(took: float, lo
     stepped(peer, 200.0, 16)
     one = peer.running[0]
     offer = replace(one.offer, seconds=299)
-    peer.handle(200.1, events.Answered(exchange=one.number, peer="b", offer=offer))
+    peer.handle(200.1, events.Accepted(exchange=one.number, peer="b", offer=offer))
     assert one.deadline == usual + max(5.0, 2 * took) < longest
 
 
@@ -182,7 +180,7 @@ def test_a_contribution_that_comes_slowly_but_evenly_has_as_long_as_its_sender_a
     stepped(peer, 200.0, 16)
     one = peer.running[0]
     offer = replace(one.offer, seconds=80)
-    peer.handle(200.1, events.Answered(exchange=one.number, peer="b", offer=offer))
+    peer.handle(200.1, events.Accepted(exchange=one.number, peer="b", offer=offer))
     before = one.deadline
     for needs, deadline in ((before - 1, before), (40.0, 40.0), (1e6, peer.budget.deadline + 80)):
         peer.handle(203.0, events.Coming(exchange=one.number, peer="b", seconds=needs))
@@ -196,8 +194,8 @@ def test_who_keeps_us_waiting_again_and_again_is_left_out_for_longer_than_that_t
     while peer.trusts("b"):
         stepped(peer, now, step)
         one = peer.running[0]
-        peer.handle(now, events.Answered(exchange=one.number, peer="b", offer=one.offer))
-        peer.handle(now + 10, events.Failed(exchange=one.number, peer="b", reason="-", broke=True))
+        peer.handle(now, events.Accepted(exchange=one.number, peer="b", offer=one.offer))
+        peer.handle(now + 10, events.Lost(exchange=one.number, peer="b", reason="-", broke=True))
         peer.handle(now + 10, events.Dropped(exchange=one.number, reason=""))
         peer.handle(now + 10, events.Released(exchange=one.number))
         lost, now, step = lost + 10.0, now + 20, step + 8
@@ -213,11 +211,11 @@ def test_who_keeps_us_waiting_again_and_again_is_left_out_for_longer_than_that_t
 def test_a_partner_that_brings_its_part_and_then_confirms_nothing_is_blamed_once_time_is_over():
     peer, one = begun(Deadlines())
     number = one.number
-    peer.handle(100.1, events.Answered(exchange=number, peer="b", offer=one.offer))
-    peer.handle(101.0, events.In(exchange=number, event=base.Captured()))
+    peer.handle(100.1, events.Accepted(exchange=number, peer="b", offer=one.offer))
+    peer.handle(101.0, events.Captured(exchange=number))
     peer.handle(101.0, events.ContentCame(exchange=number, peer="b"))
-    peer.handle(101.0, events.In(exchange=number, event=pairs.Verified(peer="b")))
-    assert one.machine.stage is base.Stage.CONFIRMING
+    peer.handle(101.0, events.WholeContribution(exchange=number, peer="b"))
+    assert one.machine.stage is events.Stage.CONFIRMING
     peer.handle(100.0 + one.deadline, events.Tick())
     assert peer.trust.lost("b") == 0.0, "its word may be on its way"
     peer.handle(100.0 + one.deadline + HELLO_DEADLINE, events.Tick())
@@ -232,22 +230,22 @@ class Busy:
         self.first, self.second, self.third = self.one.machine.candidates
         assert self.refused_by(self.first) == [self.dials(self.second)]
 
-    def refused_by(self, peer: str) -> list[base.Effect]:
-        refused = events.OfferRefused(
+    def refused_by(self, peer: str) -> list[events.Effect]:
+        refused = events.Refused(
             exchange=self.one.number, peer=peer, reason=Refusal.FULL, detail="full"
         )
         return self.peer.handle(100.1, refused)
 
-    def called_by(self, peer: str, call: int) -> list[base.Effect]:
+    def called_by(self, peer: str, call: int) -> list[events.Effect]:
         called = events.Called(call=call, peer=peer, offer=self.one.offer)
         return self.peer.handle(100.2, called)
 
-    def dials(self, peer: str) -> events.Do:
-        return events.Do(exchange=self.one.number, effect=base.Dial(peer=peer))
+    def dials(self, peer: str) -> events.Effect:
+        return events.Dial(exchange=self.one.number, peer=peer)
 
-    def captures_with(self, peer: str) -> events.Do:
+    def captures_with(self, peer: str) -> events.Effect:
         members = tuple(sorted(["a", peer]))
-        return events.Do(exchange=self.one.number, effect=base.Capture(members=members))
+        return events.Capture(exchange=self.one.number, members=members)
 
 
 def test_the_call_of_whom_we_would_meet_first_waits_for_the_answer_to_our_own():
@@ -263,7 +261,7 @@ def test_a_call_that_waits_is_refused_where_ours_is_accepted():
     busy = Busy()
     busy.called_by(busy.first, 1)
     offer = busy.one.offer
-    answered = events.Answered(exchange=busy.one.number, peer=busy.second, offer=offer)
+    answered = events.Accepted(exchange=busy.one.number, peer=busy.second, offer=offer)
     assert busy.peer.handle(100.3, answered) == [
         busy.captures_with(busy.second),
         events.Refuse(call=1, peer=busy.first, reason=Refusal.BUSY),
@@ -280,23 +278,23 @@ def test_nobody_else_waits_so_that_no_ring_of_peers_waits_for_each_other():
 
 
 def told(one: Underway) -> list[str]:
-    return [type(event).__name__ for _, event in one.story.told]
+    return [type(event).__name__ for _, event in one.story.events]
 
 
 @pytest.mark.parametrize("deadline", [1.0, 10.0, 12.5, 60.0, 3600.0])
 def test_the_hours_of_a_group_strike_in_their_order(deadline: float):
     hours = sorted(kinds.GROUP.timetable(10.0, deadline), key=lambda hour: hour[0])
     struck = [type(event) for _, event in hours]
-    looks = struck.index(groups.ReduceClosed) - 1
-    assert struck[0] is base.GatheringClosed
+    looks = struck.index(events.ReduceClosed) - 1
+    assert struck[0] is events.GatheringClosed
     assert looks >= 3, "a peer that waits for the leader can give it up before"
-    assert struck[1 : looks + 1] == [groups.AgreeingClosed] * looks
-    rest = [kind for kind in struck[looks + 1 :] if kind is not groups.AgreeingClosed]
+    assert struck[1 : looks + 1] == [events.AgreeingClosed] * looks
+    rest = [kind for kind in struck[looks + 1 :] if kind is not events.AgreeingClosed]
     assert rest == [
-        groups.ReduceClosed,
-        base.DeadlinePassed,
-        groups.ConfirmingClosed,
-        base.DeadlinePassed,
+        events.ReduceClosed,
+        events.DeadlinePassed,
+        events.ConfirmingClosed,
+        events.DeadlinePassed,
     ]
     assert hours[0][0] <= 10.0
     assert hours[-1][0] == deadline + 10.0

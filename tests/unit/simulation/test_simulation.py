@@ -36,8 +36,7 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import StateSnapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.exchange import base, kinds, underway
-from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange import events, kinds, underway
 from lowcomm_protocol.exchange.judging import PLAUSIBLE
 from lowcomm_protocol.matching import Offer, must_realign
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -420,13 +419,13 @@ class Vetoing(GroupContents):
 
     veto = ""
 
-    def effect(self, effect: base.Effect) -> None:
+    def effect(self, effect: events.Effect) -> None:
         match effect, self.veto:
-            case ((groups.SendHeld() | groups.SendCommit()), "silence") if self.network.now > 40:
+            case ((events.Holdings() | events.Commit()), "silence") if self.network.now > 40:
                 return
             case _ if self.veto == "silence":
                 pass
-            case groups.SendCommit(shards=shards), _:
+            case events.Commit(shards=shards), _:
                 effect = replace(effect, shards=(False,) * len(shards))
             case _:
                 pass

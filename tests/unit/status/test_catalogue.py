@@ -10,7 +10,7 @@ import lowcomm_protocol
 from lowcomm_node.catalogue import CATALOGUE, WaitCode, WarningCode, code_of
 from lowcomm_node.owner.rules import Rule
 from lowcomm_protocol.errors import LowcommError, Reason
-from lowcomm_protocol.exchange.base import Cause
+from lowcomm_protocol.exchange.events import Cause
 from lowcomm_protocol.matching import Refusal
 
 ROOTS = [Path(package.__file__).parent for package in (lowcomm_node, lowcomm_protocol)]

@@ -91,7 +91,7 @@ async def test_an_answer_with_a_step_that_nobody_else_supports_is_not_taken():
         caller.step(INTERVAL)
         assert "which nobody else supports" in (await caller.ended()).reason
         told = await callee.ended(2)
-        assert f"gave up: nobody else supports swarm step {11 * INTERVAL + 1}" in told.reason
+        assert f"gave up: claims swarm step {11 * INTERVAL + 1}, which nobody" in told.reason
         assert caller.exchanger.history.of(callee.peer_id).failed == 1
         assert [node.trainer.merges for node in one.nodes] == [[], []]
         assert not callee.exchanger.peer.own_line._stalled, "its line is not to blame"

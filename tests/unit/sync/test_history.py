@@ -21,8 +21,7 @@ from lowcomm_node.sync.history import (
 from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.pair_driver import PairDriver
 from lowcomm_protocol.exchange import kinds
-from lowcomm_protocol.exchange.base import Accepted, Cause, Refused
-from lowcomm_protocol.exchange.events import Outcome
+from lowcomm_protocol.exchange.events import Accepted, Cause, Outcome, Refused
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 

@@ -20,7 +20,7 @@ from helpers.exchanging import (
 from helpers.scripted_trainer import SIZE, contribution
 from helpers.wire import soon
 from lowcomm_node.sync import frames
-from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.events import Outcome
 
 
@@ -136,7 +136,7 @@ async def test_what_waits_for_a_capture_that_comes_after_the_end_is_not_decoded_
         await say(stream, announced(puppet.content), *chunks(puppet.content))
         (round_,) = node.exchanger.running.values()
         await eventually(lambda: round_.bytes_received == SIZE, "all has come")
-        round_.tell(base.GaveUp(reason="its deadline has passed"))
+        round_.tell(events.GaveUp(reason="its deadline has passed"))
         capture.set()
         await eventually(lambda: "drop" in node.trainer.asked, "it is being dropped")
         await eventually(round_._captured.is_set, "the capture was answered")
