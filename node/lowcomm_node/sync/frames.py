@@ -18,8 +18,9 @@ _LIMIT = 2**53
 
 def to_message(offer: Offer) -> pb.Offer:
     """An offer as it travels."""
-    ids = {"run_id": bytes.fromhex(offer.run_id), "plan": bytes.fromhex(offer.plan)}
-    return pb.Offer(**vars(offer) | ids)
+    values: dict[str, Any] = dict(vars(offer))
+    values |= {name: bytes.fromhex(values[name]) for name in ("run_id", "plan")}
+    return pb.Offer(**values)
 
 
 def from_message(message: pb.Offer) -> Offer:
