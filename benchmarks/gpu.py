@@ -125,7 +125,7 @@ def loops(
     def ours() -> None:
         for _ in range(steps):
             replica.take_step()
-            while replica.unsettled > 1:
+            while len(replica.unsettled) > 1:
                 replica.settle()
         while replica.unsettled:
             replica.settle()

@@ -28,6 +28,11 @@ from lowcomm_protocol.plan import Fragment
 from lowcomm_protocol.rows import gather
 from lowcomm_protocol.spec.outer import OuterSettings
 
+FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Variables by which torch and Triton find what they compiled, and their folders in a home."""
+CHUNK = 1 << 22
+"""Values of a piece: 16 MiB, in which a copy reaches its rate."""
+
 
 def use(device: torch.device) -> None:
     """Let this thread work on a device from now on."""
@@ -35,15 +40,11 @@ def use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-"""Where torch and Triton look for what they compiled: folders within the one of the home."""
-
-
 def prepare(device: torch.device, folder: Path) -> None:
-    """Set this process up for a device: call it before the first tensor is there.
+    """Set this process up for a device, before the first tensor is there.
 
-    What is compiled is kept in ``folder``, of the home: the next start needs seconds for what took
-    a minute. It is code, so it is never taken from peers. An owner's own folders are left alone.
+    Compiled code is kept in ``folder``, of the home: the next start needs seconds for what took a
+    minute. It is code, so it is never taken from peers. An owner's own folders are left alone.
     """
     if device.type != "cuda":
         return
@@ -71,10 +72,6 @@ def _compiled_loss(kind: type[Model]) -> Callable[..., Any]:
     return torch.compile(kind.loss)
 
 
-CHUNK = 1 << 22
-"""Values of a piece: 16 MiB, in which a copy reaches its rate."""
-
-
 @dataclass(frozen=True, eq=False)  # tensors have no one answer to ==
 class Landing:
     """Vectors on the device, and the event (None on a CPU) after which they are there."""
@@ -85,10 +82,10 @@ class Landing:
     def wait(self) -> tuple[Tensor, ...]:
         """The vectors, for work that is asked for from now on by this thread."""
         if self.ready is not None:
-            here = torch.cuda.current_stream(self.vectors[0].device)
-            here.wait_event(self.ready)
-            for one in self.vectors:
-                one.record_stream(here)
+            stream = torch.cuda.current_stream(self.vectors[0].device)
+            stream.wait_event(self.ready)
+            for vector in self.vectors:
+                vector.record_stream(stream)
         return self.vectors
 
 
@@ -117,16 +114,16 @@ class Copies:
         """Copy a snapshot into ``out``, in host memory; returns when it is there."""
         with self._beside():
             (source,) = landing.wait()
-            before: tuple[slice, int] | None = None
-            for number, here in enumerate(_chunks(out.numel())):
-                room = number % 2
-                self._rooms[room][: here.stop - here.start].copy_(source[here], non_blocking=True)
-                self._used[room] = self._event()
-                if before is not None:
-                    self._take(*before, out)
-                before = (here, room)
-            if before is not None:
-                self._take(*before, out)
+            chunks = [*_chunks(out.numel()), None]
+            for number, here in enumerate(chunks):
+                room, other = number % 2, (number + 1) % 2
+                if here is not None:
+                    filled = self._rooms[room][: here.stop - here.start]
+                    filled.copy_(source[here], non_blocking=True)
+                    self._used[room] = self._event()
+                if number and (before := chunks[number - 1]) is not None:
+                    self._wait(other)
+                    out[before].copy_(self._rooms[other][: before.stop - before.start])
 
     def to_device(self, *sources: Tensor) -> Landing | None:
         """Copy vectors of host memory to the device; None without memory for them."""
@@ -137,10 +134,9 @@ class Copies:
                 if target is None:
                     return None
                 vectors.append(target)
-            number = 0
             for source, target in zip(sources, vectors, strict=True):
-                for here in _chunks(source.numel()):
-                    room, number = number % 2, number + 1
+                for number, here in enumerate(_chunks(source.numel())):
+                    room = number % 2
                     self._wait(room)
                     filled = self._rooms[room][: here.stop - here.start].copy_(source[here])
                     target[here].copy_(filled, non_blocking=True)
@@ -154,15 +150,11 @@ class Copies:
         except torch.OutOfMemoryError:
             return None
 
-    def _take(self, here: slice, room: int, out: Tensor) -> None:
-        self._wait(room)
-        out[here].copy_(self._rooms[room][: here.stop - here.start])
-
     def _beside(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _event(self) -> Any:
-        """What is asked for so far on the stream of this thread."""
+        """An event after the work so far on the stream of this thread."""
         if not self._on_gpu:
             return None
         return torch.cuda.current_stream(self._device).record_event()
@@ -198,10 +190,10 @@ def merge(
 
 
 def merges_alike(device: torch.device, settings: OuterSettings) -> bool:
-    """Whether merges compile for a device, and give there what they give in host memory.
+    """Whether merges compile for a device, and give the same bits as in host memory.
 
-    What differs by a bit on one card, with one release of Triton or of a driver, would go unseen
-    and spoil an average of the swarm. So a few thousand values are tried before it is relied on.
+    A difference of one bit on one card, with one release of Triton or of a driver, would go unseen
+    and spoil an average of the swarm. So a few thousand values are tried first.
     """
     theta, phi, captured = (torch.sin(torch.arange(5000.0) * step) for step in (1.1, 2.3, 3.7))
     captured[::3] = theta[::3]

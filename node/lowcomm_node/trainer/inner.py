@@ -1,8 +1,8 @@
 """The inner step: fast weights, moved by the inner optimizer on batches of our own text.
 
-A GPU computes behind the program that feeds it. To read a loss is to wait until it has caught up,
-and then it has nothing to do. So the figures of a step are copied when it is queued, and read when
-the next one is queued, too.
+A GPU computes behind the program that feeds it. Reading a loss waits until it has caught up, and
+then it has nothing to do. So the figures of a step are copied when it is queued, and read when the
+next one is queued, too.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
-from lowcomm_node.models.base import Model, build_model, computing, family_of, tensor_specs
+from lowcomm_node.models.base import build_model, computing, family_of, tensor_specs
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.system.machine import can_compile
 from lowcomm_node.system.tasks import Readings
@@ -32,26 +32,16 @@ from lowcomm_protocol.spec.run import RunSpec
 Batch = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StepOutcome:
     """The outcome of one inner step."""
 
-    loss: float
-    """Nats a token."""
     steps: int
     """Own steps, this one included."""
     swarm_step: int
     """The clock after it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """A step whose outcome may not be known yet."""
-
-    steps: int
-    swarm_step: int
-    figures: Callable[[], list[float]]
-    """Loss and norm of the gradient; waits until they are there."""
+    loss: float
+    """Nats a token."""
 
 
 class InnerReplica:
@@ -67,10 +57,7 @@ class InnerReplica:
         run_id: str | None = None,
         course: SpecTimeline | None = None,
     ) -> None:
-        """``run_id``: of the signed run; None in a simulation, where nobody has signed any.
-
-        ``course``: how the run is amended.
-        """
+        """``run_id``: of the signed run; None in a simulation. ``course``: its amendments."""
         self.spec = spec
         self.peer_id = peer_id
         self.dataset = dataset
@@ -78,7 +65,9 @@ class InnerReplica:
         self.run_id = run_id or spec.run_id
         self.course = course or SpecTimeline(spec)
         """The settings of training over swarm steps; all else is ``spec``'s."""
-        self.model = _built(spec).to(device)
+        # Where a run names files with weights, they or a checkpoint set them.
+        blank = family_of(spec.model).blank(spec.model) if spec.start.files else None
+        self.model = (blank or build_model(spec.model, spec.run.seed)).to(device)
         self.weights = dict(self.model.named_parameters())
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
         self.optimizer = InnerOptimizer(self.model, spec.train, device)
@@ -105,7 +94,9 @@ class InnerReplica:
         self.skipped = 0
         """Inner steps that were skipped, as loss or gradients were not finite."""
         self.skipped_in_a_row = 0
-        self._unsettled: deque[Taken] = deque()
+        self.unsettled = deque[tuple[int, int, Callable[[], list[float]]]]()
+        """Steps whose outcome may not be known yet: own steps, the clock, and a function that waits
+        for loss and norm of the gradient."""
 
     @property
     def now(self) -> RunSpec:
@@ -152,24 +143,20 @@ class InnerReplica:
             figures = partial(list, known)
         self.steps += 1
         self.clock.tick()
-        self._unsettled.append(Taken(steps=self.steps, swarm_step=self.clock.step, figures=figures))
+        self.unsettled.append((self.steps, self.clock.step, figures))
 
     def settle(self) -> StepOutcome:
-        """Count the oldest step that is not counted yet; waits for the device."""
-        taken = self._unsettled.popleft()
-        loss, norm = taken.figures()
+        """Count the oldest step not counted yet in ``tokens`` or ``skipped``; waits for the
+        device."""
+        steps, swarm_step, figures = self.unsettled.popleft()
+        loss, norm = figures()
         if math.isfinite(loss) and math.isfinite(norm):
             self.skipped_in_a_row = 0
             self.tokens += self.spec.tokens_per_step
         else:
             self.skipped += 1
             self.skipped_in_a_row += 1
-        return StepOutcome(loss=loss, steps=taken.steps, swarm_step=taken.swarm_step)
-
-    @property
-    def unsettled(self) -> int:
-        """Steps taken, but not yet counted in ``tokens`` and ``skipped``."""
-        return len(self._unsettled)
+        return StepOutcome(steps, swarm_step, loss)
 
     def _loss_of(self, tokens: Tensor, targets: Tensor) -> Tensor:
         with computing(self.device):
@@ -177,8 +164,8 @@ class InnerReplica:
 
 
 class BatchesAhead:
-    """Gives the batches of a stream, and prepares the next one while a step computes: drawn, read
-    from the disk, put where a GPU copies from without waiting."""
+    """Gives the batches of a stream, and prepares the next one while a step computes: read from the
+    disk, put where a GPU copies from without waiting."""
 
     def __init__(self, executor: Executor, device: torch.device) -> None:
         self._executor = executor
@@ -225,10 +212,3 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     # torch limits the memory of a GPU only where its number is given.
     return torch.device("cuda:0" if name == "cuda" else name)
-
-
-def _built(spec: RunSpec) -> Model:
-    """The model of a run. Where it names files with weights, they or a checkpoint set them."""
-    if spec.start.files:
-        return family_of(spec.model).blank(spec.model)
-    return build_model(spec.model, spec.run.seed)

@@ -1,8 +1,8 @@
-"""Judges what others bring to one exchange, before it enters a mean.
+"""Judges the contributions of others to one exchange, before they enter a mean.
 
 A contribution is judged by the norm of its progress, by its direction where nobody could outvote
-it, and by what the same peer brought before. What an exchange teaches of others is kept only if its
-outer step is applied.
+it, and by the last one of the same peer. Lessons about others are kept only if the outer step is
+applied.
 """
 
 from dataclasses import dataclass, field
@@ -16,13 +16,12 @@ from lowcomm_protocol.exchange.outer import square_and_cosine_apart, square_apar
 
 @dataclass(kw_only=True)
 class Judge:
-    """Judges contributions by our own progress ``theta - phi``, and by what is usual."""
+    """Judges contributions by our own progress ``theta - phi``, and by usual norms."""
 
     theta: Tensor
     phi: Tensor
     pull: float
-    """``pull * phi`` is the part of a contribution that is no progress: ``consensus``, or 1 in a
-    realignment."""
+    """``consensus``, or 1 in a realignment: ``pull * phi`` of a contribution is no progress."""
     gain: float
     """Factor of our own progress in a contribution."""
     bound: Bound
@@ -32,7 +31,7 @@ class Judge:
     directions: Directions
     """Learns whether their progress points along ours."""
     repeats: Repeats = field(default_factory=lambda: Repeats(0))
-    """Learns what they bring, to recognize it; in a group, to our shard."""
+    """Recognizes contributions that were applied before; in a group, to our shard."""
     norms: dict[str, float] = field(default_factory=dict)
     """Plausible norms of this exchange, by peer."""
     _brought: dict[str, Brought] = field(default_factory=dict)
@@ -40,8 +39,7 @@ class Judge:
     """Squared norms of our progress, by range: captured weights do not change."""
 
     def norm_of(self, vector: Tensor, start: int = 0) -> float:
-        """Norm of the progress in a contribution from ``start`` on, relative to our slow
-        weights."""
+        """Norm of the progress in a contribution from ``start`` on."""
         base = self.phi[start : start + vector.numel()]
         return square_apart(vector, base, self.pull) ** 0.5
 
@@ -51,11 +49,8 @@ class Judge:
         return self.gain * self._own_square(start, stop) ** 0.5
 
     def check_whole(self, peer: str, vector: Tensor) -> float:
-        """The norm of the progress in a contribution to a pair.
-
-        Raises ImplausibleError if it is too large, or points against us where no other peer is
-        known.
-        """
+        """Norm of the progress in a pair. Raises ImplausibleError if it is too large, or points
+        against us where no other peer is known."""
         cosine = None
         if self.usual.is_lone(peer):
             norm, cosine = self._norm_and_cosine(vector, 0)
@@ -68,10 +63,8 @@ class Judge:
         return norm
 
     def check_part(self, peer: str, vector: Tensor, start: int, what: str) -> float:
-        """The norm of the progress in a shard, scaled to the whole fragment.
-
-        Raises ImplausibleError if it is too large.
-        """
+        """Norm of the progress in a shard, scaled to the whole fragment. Raises ImplausibleError
+        if it is too large."""
         share = vector.numel() / self.theta.numel()
         norm = self.norm_of(vector, start)
         self.usual.saw(peer, norm / share**0.5)
@@ -100,7 +93,7 @@ class Judge:
         self._brought[peer] = brought
 
     def learn(self) -> None:
-        """Keep what this exchange taught: its outer step is applied."""
+        """Learn from this exchange: its outer step is applied."""
         for norm in self.norms.values():
             self.usual.applied(norm, self.bound.grown)
         for peer, brought in self._brought.items():

@@ -33,7 +33,13 @@ def merge(
     Vectors are contiguous float32 of one shape, on the device. Raises PlanError otherwise.
     """
     merged = theta if out is None else out
-    _check_alike(theta, phi_new, theta_captured, merged)
+    for one in (theta, phi_new, theta_captured, merged):
+        flat = one.dtype == torch.float32 and one.ndim == 1 and one.is_contiguous()
+        if not flat or one.shape != theta.shape or one.device != theta.device:
+            raise PlanError(
+                f"a vector of {one.dtype} and shape {tuple(one.shape)} on {one.device}: pass "
+                f"contiguous float32 of shape {tuple(theta.shape)} on {theta.device}"
+            )
     programs = triton.cdiv(theta.numel(), PART)
     largest = torch.zeros(programs, dtype=torch.int32, device=theta.device)
     if settings.merge == "mix":
@@ -44,17 +50,6 @@ def merge(
     else:
         _launch(_shifted, merged, theta, phi_new, theta_captured, largest)
     return bool((largest < INFINITE.value).all())
-
-
-def _check_alike(*vectors: Tensor) -> None:
-    first = vectors[0]
-    for one in vectors:
-        flat = one.dtype == torch.float32 and one.ndim == 1 and one.is_contiguous()
-        if not flat or one.shape != first.shape or one.device != first.device:
-            raise PlanError(
-                f"a vector of {one.dtype} and shape {tuple(one.shape)} on {one.device}: pass "
-                f"contiguous float32 of shape {tuple(first.shape)} on {first.device}"
-            )
 
 
 def _launch(kernel: Any, out: Tensor, *arguments: Any, **constants: Any) -> None:

@@ -7,8 +7,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,37 +19,32 @@ from lowcomm_protocol.spec.sections import TrainSettings
 ADAMW_EPSILON = 1e-8
 
 
-@dataclass(frozen=True, eq=False)  # weights have no one answer to ==
-class Group:
-    """Weights that are moved alike."""
-
-    weights: Sequence[Tensor]
-    weight_decay: float
-    share: float
-    """Their part of the learning rate."""
-
-
 class AdamW:
     """`torch.optim.AdamW`, the same to the bit."""
 
-    def __init__(self, groups: Sequence[Group], betas: tuple[float, float], fused: bool) -> None:
-        """``fused``: one kernel for all weights, where the device has one."""
+    MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+    def __init__(self, weights: Sequence[Tensor], train: TrainSettings, device: torch.device):
         self.state: dict[Tensor, dict[str, Tensor]] = {}
-        self._groups = groups
-        self._betas = betas
-        self._fused = fused
+        # Weight decay only on matrices, as is usual for transformers.
+        self._groups = (
+            ([weight for weight in weights if weight.ndim >= 2], train.weight_decay),
+            ([weight for weight in weights if weight.ndim < 2], 0.0),
+        )
+        self._share = train.adamw_share if train.optimizer == "muon" else 1.0
+        """Factor of the learning rate."""
+        self._betas = train.beta1, train.beta2
+        self._fused = device.type in ("cuda", "cpu")
+        """Whether the device has one kernel for all weights."""
 
     @torch.no_grad()
     def step(self, rate: float, unless: Tensor | None = None) -> None:
-        """Take one step on the gradients that are there, at this learning rate; none if ``unless``,
-        a value of the device, is true, which only a fused kernel looks at."""
+        """Take one step on the gradients that are there; none if ``unless``, a value of the device,
+        is true, which only a fused kernel reads."""
         bad = None if unless is None else unless.float()
-        for group in self._groups:
-            weights = [weight for weight in group.weights if weight.grad is not None]
-            for weight in weights:
-                if weight not in self.state:
-                    self.state[weight] = self._new(weight)
-            kept = [self.state[weight] for weight in weights]
+        for group, weight_decay in self._groups:
+            weights = [weight for weight in group if weight.grad is not None]
+            kept = [self.state.get(weight) or self._new(weight) for weight in weights]
             adamw(
                 weights,
                 [weight.grad for weight in weights if weight.grad is not None],
@@ -64,8 +57,8 @@ class AdamW:
                 amsgrad=False,
                 beta1=self._betas[0],
                 beta2=self._betas[1],
-                lr=rate * group.share,
-                weight_decay=group.weight_decay,
+                lr=rate * self._share,
+                weight_decay=weight_decay,
                 eps=ADAMW_EPSILON,
                 maximize=False,
             )
@@ -73,36 +66,33 @@ class AdamW:
     def _new(self, weight: Tensor) -> dict[str, Tensor]:
         # A fused kernel counts where it computes.
         device = weight.device if self._fused else torch.device("cpu")
-        return {
+        self.state[weight] = {
             "step": torch.zeros((), dtype=torch.float32, device=device),
             "exp_avg": torch.zeros_like(weight),
             "exp_avg_sq": torch.zeros_like(weight),
         }
+        return self.state[weight]
 
 
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MUON_STEPS = 5
 MUON_EPSILON = 1e-7
-
-
 AT_ONCE = 1 << 26
 """Values of the matrices that a GPU moves together: 128 MiB in bf16, which keep it busy."""
 
 
 def together(values: int, gpu: bool) -> int | None:
-    """How many matrices of so many values are moved together; None for all."""
+    """How many matrices of ``values`` values each are moved together; None for all."""
     return max(1, AT_ONCE // values) if gpu else None
 
 
 class BatchedMuon:
     """`torch.optim.Muon` with Nesterov momentum; the same up to the rounding of bf16."""
 
+    MOMENTS = ("momentum_buffer",)
+
     def __init__(
-        self,
-        weights: Sequence[Tensor],
-        momentum: float,
-        weight_decay: float,
-        gpu: bool = False,
+        self, weights: Sequence[Tensor], momentum: float, weight_decay: float, gpu: bool = False
     ) -> None:
         """``gpu``: whether the arithmetic is that of a GPU, in bf16."""
         self.state: dict[Tensor, dict[str, Tensor]] = {}
@@ -113,8 +103,8 @@ class BatchedMuon:
 
     @torch.no_grad()
     def step(self, rate: float, unless: Tensor | None = None) -> None:
-        """Take one step on the gradients that are there, at this learning rate; none if ``unless``,
-        a value of the device, is true."""
+        """Take one step on the gradients that are there; none if ``unless``, a value of the device,
+        is true."""
         alike: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
         for weight in self._weights:
             if weight.grad is not None:
@@ -168,23 +158,8 @@ def orthogonalized(
     return x.mT if tall else x
 
 
-ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-MUON_MOMENTS = ("momentum_buffer",)
-
-
-class PartOptimizer(Protocol):
-    """One optimizer, of some of the weights."""
-
-    state: dict[Tensor, dict[str, Tensor]]
-
-    def step(self, rate: float, unless: Tensor | None = None) -> None:
-        """Take one step on the gradients that are there, at this learning rate; none if ``unless``,
-        a value of the device, is true."""
-        ...
-
-
 class InnerOptimizer:
-    """One or two optimizers behind one face."""
+    """AdamW, or Muon and AdamW, each for its weights."""
 
     def __init__(self, model: Model, train: TrainSettings, device: torch.device) -> None:
         self._train = train
@@ -197,13 +172,12 @@ class InnerOptimizer:
             and model.place_of(name).role == "block"
         }
         others = [weight for name, weight in self._weights.items() if name not in by_muon]
-        self._moments_of = {
-            name: MUON_MOMENTS if name in by_muon else ADAMW_MOMENTS for name in self._weights
-        }
-        self._parts: list[PartOptimizer] = [_adamw(others, train, device)]
+        self._adamw = AdamW(others, train, device)
+        self._parts: list[AdamW | BatchedMuon] = [self._adamw]
         if by_muon:
             moved, gpu = list(by_muon.values()), device.type == "cuda"
             self._parts.append(BatchedMuon(moved, train.muon_momentum, train.weight_decay, gpu))
+        self._part_of = {name: self._parts[name in by_muon] for name in self._weights}
         self.rate = 0.0
         """Learning rate of the last step."""
 
@@ -233,47 +207,48 @@ class InnerOptimizer:
         return {
             f"{name}.{key}": value.detach().to("cpu", copy=copied)
             for name, weight in self._weights.items()
-            for key, value in self._state_of(name).get(weight, {}).items()
-            if key in self._moments_of[name]
+            for key, value in self._part_of[name].state.get(weight, {}).items()
         }
 
     def has_second(self, name: str) -> bool:
         """Whether AdamW moves a weight, which keeps a second moment."""
-        return self._moments_of[name] is ADAMW_MOMENTS
+        return self._part_of[name] is self._adamw
 
     @property
     def steps(self) -> int:
         """Steps that the moments are made of, as AdamW counts: 0 before the first."""
-        counts = [int(kept["step"]) for kept in self._parts[0].state.values() if "step" in kept]
-        return max(counts, default=0)
+        return max((int(kept["step"]) for kept in self._adamw.state.values()), default=0)
 
     def moment_vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """First and second moments by weight, not copied; empty before the first step."""
-        kept = {
-            name: self._state_of(name).get(weight, {}) for name, weight in self._weights.items()
-        }
-        if not all(kept.values()):
-            return {}, {}
-        first = {name: moments[self._moments_of[name][0]] for name, moments in kept.items()}
-        return first, {name: kept[name][ADAMW_MOMENTS[1]] for name in kept if self.has_second(name)}
+        first: dict[str, Tensor] = {}
+        second: dict[str, Tensor] = {}
+        for name, weight in self._weights.items():
+            part = self._part_of[name]
+            kept = part.state.get(weight)
+            if not kept:
+                return {}, {}
+            first[name] = kept[part.MOMENTS[0]]
+            if self.has_second(name):
+                second[name] = kept[AdamW.MOMENTS[1]]
+        return first, second
 
     def adopt(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor], steps: int) -> None:
-        """Go on with moments of others, which are made of so many steps."""
-        firsts = {f"{name}.{self._moments_of[name][0]}": value for name, value in first.items()}
-        counts = {f"{name}.step": torch.tensor(float(steps)) for name in second}
-        self.restore(
-            firsts
-            | {f"{name}.{ADAMW_MOMENTS[1]}": value for name, value in second.items()}
-            | counts
-        )
+        """Go on with moments of others after ``steps`` steps."""
+        moments = {f"{name}.{self._part_of[name].MOMENTS[0]}": one for name, one in first.items()}
+        for name, value in second.items():
+            moments[f"{name}.{AdamW.MOMENTS[1]}"] = value
+            moments[f"{name}.step"] = torch.tensor(float(steps))
+        self.restore(moments)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on with what ``moments`` gave.
+        """Go on with the tensors of ``moments``.
 
         Raises CheckpointError for values that no training reaches.
         """
         for name, weight in self._weights.items():
-            moments = {key: tensors[f"{name}.{key}"] for key in self._moments_of[name]}
+            part = self._part_of[name]
+            moments = {key: tensors[f"{name}.{key}"] for key in part.MOMENTS}
             if "step" in moments and (
                 bool((moments["exp_avg_sq"] < 0).any()) or bool(moments["step"] < 1)
             ):
@@ -281,42 +256,22 @@ class InnerOptimizer:
                     f"The state holds impossible moments of {name}: it is refused; ask another "
                     "peer."
                 )
-            self._state_of(name)[weight] = {
-                key: value.to(weight.device)
-                if key != "step" or weight.device.type == "cuda"
-                else value
-                for key, value in moments.items()
-            }
-
-    def _state_of(self, name: str) -> dict[Tensor, dict[str, Tensor]]:
-        return self._parts[self._moments_of[name] is MUON_MOMENTS].state
+            on_device = [key for key in moments if key != "step" or weight.device.type == "cuda"]
+            moments |= {key: moments[key].to(weight.device) for key in on_device}
+            part.state[weight] = moments
 
 
 def learning_rate(train: TrainSettings, swarm_step: int, steps: int) -> float:
-    """Linear warm-up, then down to ``final_learning_rate`` as ``schedule`` says, over swarm
-    steps."""
+    """Linear warm-up, then down to ``final_learning_rate`` by ``schedule``, over swarm steps."""
     if swarm_step < train.warmup:
         return train.learning_rate * (swarm_step + 1) / train.warmup
     done = min(1.0, (swarm_step - train.warmup) / max(1, steps - train.warmup))
-    final = train.final_learning_rate
-    return train.learning_rate * (final + (1 - final) * _left(train, done))
-
-
-def _left(train: TrainSettings, done: float) -> float:
-    """What is left of the rate above the final one, 1 to 0; ``done`` of the steps after the
-    warm-up, 0 to 1."""
     if train.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * done))
-    if train.schedule == "constant" or done < 1 - train.decay:
-        return 1.0
-    # 1 - sqrt ends lower than a line does (2405.18392, figure 4).
-    fallen = 1.0 if train.decay == 0 else (done - (1 - train.decay)) / train.decay
-    return 1 - math.sqrt(min(1.0, max(0.0, fallen)))
-
-
-def _adamw(weights: Sequence[Tensor], train: TrainSettings, device: torch.device) -> AdamW:
-    # Weight decay only on matrices, as is usual for transformers.
-    share = train.adamw_share if train.optimizer == "muon" else 1.0
-    matrices = Group([one for one in weights if one.ndim >= 2], train.weight_decay, share)
-    rest = Group([one for one in weights if one.ndim < 2], 0.0, share)
-    return AdamW([matrices, rest], (train.beta1, train.beta2), device.type in ("cuda", "cpu"))
+        left = 0.5 * (1 + math.cos(math.pi * done))
+    elif train.schedule == "constant" or done < 1 - train.decay:
+        left = 1.0
+    else:  # 1 - sqrt ends lower than a line does (2405.18392, figure 4)
+        fallen = 1.0 if train.decay == 0 else (done - (1 - train.decay)) / train.decay
+        left = 1 - math.sqrt(min(1.0, max(0.0, fallen)))
+    final = train.final_learning_rate
+    return train.learning_rate * (final + (1 - final) * left)
