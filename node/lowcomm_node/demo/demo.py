@@ -66,8 +66,7 @@ def view(title: str, is_shown: bool) -> Iterator[Show]:
     else:
         with Live(console=console, auto_refresh=False) as live:
             yield lambda statuses, elapsed: live.update(
-                swarm_panel(title, statuses, elapsed, console.width),
-                refresh=True,
+                swarm_panel(title, statuses, elapsed), refresh=True
             )
 
 

@@ -3,7 +3,7 @@
 Pure: no clock, no terminal. Rows stay where they are, so that nothing jumps or flickers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from rich import box
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.status.model import Limits, Status, SwarmStatus
-from lowcomm_node.status.words import mean_loss
+from lowcomm_node.status.words import swarm_in_words
 from lowcomm_node.sync.history import ExchangeEnded, IntervalStatus
 from lowcomm_node.system.machine import EVERYBODY
 from lowcomm_node.system.units import (
@@ -233,77 +233,30 @@ def _round(entry: ExchangeEnded) -> Text:
 
 # --- The nodes of a demo --------------------------------------------------------------------------
 
-_COLUMNS: tuple[tuple[str, int, Callable[[Status], str]], ...] = (
-    ("peer", 90, lambda status: short_peer(status.peer_id)),
-    ("step", 0, lambda status: str(status.trainer.swarm_step or 0)),
-    ("loss", 76, lambda status: loss(status.trainer.loss)),
-    ("held-out", 0, lambda status: loss(status.trainer.val_loss_last)),
-    ("tokens/s", 68, lambda status: quantity(status.trainer.tokens_per_second)),
-    ("met", 56, lambda status: str(status.exchanges.completed)),
-    ("missed", 100, lambda status: str(status.exchanges.no_partner + status.exchanges.failed)),
-    ("sent", 56, lambda status: size(status.bytes_sent)),
-)
-"""Heading, least width of the panel that shows the column, and its cells."""
 
-
-def swarm_panel(
-    title: str, statuses: Sequence[Status | None], elapsed: float, width: int = 80
-) -> RenderableType:
-    """A demo: a row a node (None: not up yet), totals, exchanges and every reason to wait.
-
-    ``width`` in columns decides how many figures a row shows.
-    """
-    nodes = list(enumerate(statuses, start=1))
-    known = [(number, status) for number, status in nodes if status is not None]
-    total = max((status.trainer.total_steps or 0 for _, status in known), default=0)
-    # The slowest node decides when the demo ends; one that is not up yet is at zero.
-    step = min(status.trainer.swarm_step or 0 if status else 0 for status in statuses)
-    waits = [
-        _line((f"node {number}: {clean(status.waiting)}", "yellow"))
-        for number, status in known
-        if status.waiting and status.phase != "finished"
-    ]
-    parts: list[RenderableType] = [
-        _bar(step, total, f"{step} / {total or MISSING}"),
-        Text(""),
-        _swarm_table(nodes, width),
-        Text(""),
-        _under_way(known),
-        # One line is always kept for a reason to wait, because one comes and goes at every sync.
-        *(waits or [Text("")]),
-    ]
-    return _panel(Group(*parts), Text(clean(title), "bold"), Text(seconds(elapsed)))
-
-
-def _swarm_table(nodes: Sequence[tuple[int, Status | None]], width: int) -> Table:
-    known = [status for _, status in nodes if status is not None]
-    totals = {
-        "held-out": f"mean {mean_loss(one.trainer.val_loss_last for one in known)}",
-        "tokens/s": quantity(sum(one.trainer.tokens_per_second or 0 for one in known)),
-        "sent": size(sum(one.bytes_sent for one in known)),
-    }
+def swarm_panel(title: str, statuses: Sequence[Status | None], elapsed: float) -> RenderableType:
+    """A demo: a row a node (None: not up yet), totals, and every reason to wait."""
     table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
-    table.show_footer, table.footer_style = True, "dim"
     table.add_column("node", no_wrap=True)
-    columns = [column for column in _COLUMNS if width >= column[1]]
-    for heading, _, _ in columns:
-        table.add_column(heading, totals.get(heading, ""), justify="right", no_wrap=True)
-    for number, status in nodes:
-        phase = "starting" if status is None else clean(status.phase)
-        node = Text.assemble(f"{number} ", (phase, PHASE_STYLES.get(phase, "yellow")))
-        cells = [MISSING if status is None else cell(status) for _, _, cell in columns]
-        table.add_row(node, *map(Text, cells), style="dim" if status is None else "")
-    return table
-
-
-def _under_way(known: Sequence[tuple[int, Status]]) -> Text:
-    numbers = {status.peer_id: str(number) for number, status in known}
-    meetings: dict[str, None] = {}  # every member reports the same meeting
-    for number, status in known:
-        for one in status.exchanges_running:
-            partners = [numbers.get(peer) or short_peer(peer) for peer in one.partners]
-            members = " ⇄ ".join(sorted([str(number), *partners]))
-            meetings[f"{members} fragment {one.fragment}"] = None
-    if not meetings:
-        return Text("no exchange under way", "dim")
-    return _line((f"exchanges {'   '.join(meetings)}", "cyan"))
+    for heading in ("step", "loss", "held-out", "tokens/s", "met", "sent"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    waits: list[Text] = []
+    for number, status in enumerate(statuses, start=1):
+        if status is None:
+            table.add_row(f"{number} starting", *[MISSING] * 6, style="dim")
+            continue
+        phase, trainer = clean(status.phase), status.trainer
+        table.add_row(
+            Text.assemble(f"{number} ", (phase, PHASE_STYLES.get(phase, "yellow"))),
+            str(trainer.swarm_step or 0),
+            loss(trainer.loss),
+            loss(trainer.val_loss_last),
+            quantity(trainer.tokens_per_second),
+            str(status.exchanges.completed),
+            size(status.bytes_sent),
+        )
+        if status.waiting and phase != "finished":
+            waits.append(_line((f"node {number}: {clean(status.waiting)}", "yellow")))
+    # One line is always kept for a reason to wait, because one comes and goes at every sync.
+    lines = [Text(""), _line((swarm_in_words(statuses), "cyan")), *(waits or [Text("")])]
+    return _panel(Group(table, *lines), Text(clean(title), "bold"), Text(seconds(elapsed)))

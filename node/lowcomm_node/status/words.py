@@ -138,17 +138,17 @@ def swarm_in_words(statuses: Sequence[Status | None]) -> str:
             )
         )
     trainers = [status.trainer for status in at_work]
-    held_out = mean_loss(trainer.val_loss_last for trainer in trainers)
+    held_out = _mean_loss(trainer.val_loss_last for trainer in trainers)
     parts = (
         f"step {min(one.swarm_step or 0 for one in trainers)}/{trainers[0].total_steps}",
-        f"loss {mean_loss(one.loss for one in trainers)} (held out {held_out})",
+        f"loss {_mean_loss(one.loss for one in trainers)} (held out {held_out})",
         f"{sum(status.exchanges.completed for status in at_work)} exchanges",
         size(sum(status.bytes_sent for status in at_work)),
     )
     return ", ".join(parts)
 
 
-def mean_loss(losses: Iterable[float | None]) -> str:
+def _mean_loss(losses: Iterable[float | None]) -> str:
     """The mean of the losses that are known."""
     known = [one for one in losses if one is not None]
     return loss(sum(known) / len(known) if known else None)

@@ -127,11 +127,10 @@ def node_box(status: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> R
 
 
 def swarm_box(
-    title: str, statuses: Sequence[dict[str, Any] | None], elapsed: float, width: int = 80
+    title: str, statuses: Sequence[dict[str, Any] | None], elapsed: float
 ) -> RenderableType:
-    return swarm_panel(
-        title, [one if one is None else read(Status, one) for one in statuses], elapsed, width
-    )
+    read_statuses = [one if one is None else read(Status, one) for one in statuses]
+    return swarm_panel(title, read_statuses, elapsed)
 
 
 def lines(renderable: RenderableType, width: int = 80, color: bool = False) -> list[str]:
@@ -153,7 +152,7 @@ def text(renderable: RenderableType, width: int = 80) -> str:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_box_of_a_swarm_fills_its_width_and_never_exceeds_it(width: int) -> None:
     statuses = [TRAINING, None, JOINING, FINISHED | {"waiting": "no partner: " + "x" * 200}]
-    shown = lines(swarm_box("diloco, 4 nodes, 400 steps", statuses, 75.0, width), width)
+    shown = lines(swarm_box("diloco, 4 nodes, 400 steps", statuses, 75.0), width)
     assert {cell_len(line) for line in shown} == {width}
 
 
