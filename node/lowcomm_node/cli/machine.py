@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -220,4 +221,4 @@ def demo(
         show=not here.as_json and here.level >= 0,
     )
     result = swarm.run()
-    print(json.dumps(result.to_json()) if here.as_json else render(result))
+    print(json.dumps(asdict(result)) if here.as_json else render(result))

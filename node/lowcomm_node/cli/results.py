@@ -1,14 +1,11 @@
 """``checkpoint``, ``generate``, ``report``, ``track``: what training has brought."""
 
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +16,7 @@ from lowcomm_node.errors import CheckpointError, ConfigError, NodeError, NotRunn
 from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.storage.paths import Paths, absolute
+from lowcomm_node.system.command import unwinding_signals
 from lowcomm_node.system.units import clean, size
 
 checkpoints = typer.Typer(
@@ -279,8 +277,12 @@ def track(
     tracker = Tracker(Journal(path), written, tracked.step_tokens, file)
     if follow:
         _warn(f"{tracked.run}@{fingerprint} goes to {written.target}; Ctrl-C ends it")
-    with _ended_by_signals(follow):
-        tracker.run(_warn if follow else None)
+    try:
+        with unwinding_signals():
+            tracker.run(_warn if follow else None)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
     told = {
         "sink": sink,
         "target": written.target,
@@ -295,20 +297,3 @@ def track(
 
 def _warn(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _ended_by_signals(follow: bool) -> Iterator[None]:
-    """Context in which Ctrl-C and SIGTERM end a tracker that follows as its owner wants it."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not follow:
-            raise
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -25,7 +25,7 @@ from lowcomm_node.status.report import write_report
 from lowcomm_node.status.words import swarm_in_words
 from lowcomm_node.storage.paths import absolute
 from lowcomm_node.swarm.run_template import TEXTS, write_template
-from lowcomm_node.system.command import ending_signals
+from lowcomm_node.system.command import unwinding_signals
 from lowcomm_node.system.units import seconds
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
@@ -41,50 +41,36 @@ LOOPBACK = "127.0.0.1"
 # Checkpoints are made at the end and for joiners; a demo keeps the disk out of the picture.
 # Its user waits for it, so it takes its share of a busy machine instead of stepping back for all.
 NODE_FLAGS = "--json --threads 1 --stay --poll 1 --record-life 10 --checkpoint-every 200 --nice 5"
-
-
-# what people see
-
 LINE_EVERY = 10.0
 """Seconds between two lines on progress, where there is no terminal."""
 WIDTH = 80
 """Columns; what is longer goes on below. Links stay whole."""
 
-Statuses = Sequence[Status | None]
-Show = Callable[[Statuses, float], None]
-"""Told the statuses of all nodes, and the seconds since the start."""
+Show = Callable[[Sequence[Status | None], float], None]
+"""Takes the statuses of all nodes, and the seconds since the start."""
 
 
 @contextmanager
 def view(title: str, is_shown: bool) -> Iterator[Show]:
-    """A function that shows statuses, or ignores them."""
+    """A function that shows statuses in a terminal, else in lines, or ignores them."""
     console = Console(stderr=True)
     if not is_shown:
         yield lambda statuses, elapsed: None
     elif not console.is_terminal:
-        yield Lines(title)
+        next_line, begin = 0.0, f"{title}: "
+
+        def show(statuses: Sequence[Status | None], elapsed: float) -> None:
+            nonlocal next_line, begin
+            if elapsed >= next_line:
+                tell(begin + swarm_in_words(statuses), elapsed)
+                next_line, begin = elapsed + LINE_EVERY, ""
+
+        yield show
     else:
         with Live(console=console, auto_refresh=False) as live:
             yield lambda statuses, elapsed: live.update(
                 swarm_panel(title, statuses, elapsed), refresh=True
             )
-
-
-class Lines:
-    """Plain lines. The first one comes at once, so that nobody takes silence for a failure, and has
-    the title."""
-
-    def __init__(self, title: str, every: float = LINE_EVERY) -> None:
-        self._title = f"{title}: "
-        self._every = every
-        self._next = 0.0
-
-    def __call__(self, statuses: Statuses, elapsed: float) -> None:
-        """Print where the nodes are if it is time for that."""
-        if elapsed >= self._next:
-            self._next = elapsed + self._every
-            tell(self._title + swarm_in_words(statuses), elapsed)
-            self._title = ""
 
 
 def tell(text: str, elapsed: float) -> None:
@@ -98,9 +84,6 @@ def tell(text: str, elapsed: float) -> None:
         break_on_hyphens=False,
     )
     print(lines, file=sys.stderr, flush=True)
-
-
-# processes
 
 
 @dataclass(frozen=True)
@@ -150,18 +133,10 @@ class Demo:
             # Its nodes would resume from their checkpoints and have nothing left to show.
             other = "name another folder with --home, or remove this one"
             raise ConfigError(f"{home} holds a former demo: {other}.")
-        text = write_template(
-            "demo",
-            self.method,
-            self.steps,
-            self.seed,
-            self.nodes,
-            self.interval,
-            self.optimizer,
-            more=TEXTS[self.text],
-        )
+        settings = (self.method, self.steps, self.seed, self.nodes, self.interval, self.optimizer)
+        text = write_template("demo", *settings, more=TEXTS[self.text])
         spec.write_text(text, encoding="utf-8")
-        with _terminated_as_interrupt():
+        with unwinding_signals():
             try:
                 address = self._start_bootstrap(home / "bootstrap", spec)
                 join = ("join", *NODE_FLAGS.split(), "--peers", address)
@@ -178,8 +153,6 @@ class Demo:
                 self._end_all()
         return self._result(statuses, home, parse_toml(text), took)
 
-    # processes
-
     def _start_bootstrap(self, home: Path, spec: Path) -> str:
         flags = ["serve", "--json", "--host", LOOPBACK, "--port", "0"]
         flags += ["--web", "0"] if self.show else []
@@ -189,12 +162,15 @@ class Demo:
             for line in child.log.read_text(errors="replace", encoding="utf-8").splitlines():
                 if line.startswith("{") and '"ready"' in line:
                     ready = json.loads(line)
-                    self._tell_page(ready["web"])
+                    if ready["web"] is not None:
+                        page = f"http://{LOOPBACK}:{ready['web']}/"
+                        self._tell(f"watch the swarm in a browser: {page}")
                     return str(ready["addresses"][0])
             self._check_alive()
             time.sleep(START_POLL)
-        late = f"The bootstrap server was not ready within {START_DEADLINE:.0f} s"
-        raise RetryLater(f"{late}: see {child.log}.")
+        raise RetryLater(
+            f"The bootstrap server was not ready within {START_DEADLINE:.0f} s: see {child.log}."
+        )
 
     def _start(self, name: str, home: Path, module: str, *arguments: str) -> Child:
         home.mkdir(parents=True, exist_ok=True)
@@ -212,27 +188,19 @@ class Demo:
         self._children.append(Child(name, process, home))
         return self._children[-1]
 
-    @property
-    def _started(self) -> Sequence[Child]:
-        return self._children[1:]
-
     def _check_alive(self) -> None:
         for child in self._children:
             code = child.process.poll()
             if code is not None:
-                last = (
-                    child.log.read_text(errors="replace", encoding="utf-8")
-                    .strip()
-                    .splitlines()[-3:]
-                )
-                words = " | ".join(last)[-600:]
+                text = child.log.read_text(errors="replace", encoding="utf-8")
+                words = " | ".join(text.strip().splitlines()[-3:])[-600:]
                 raise NodeError(f"{child.name} ended with code {code}: {words} (log: {child.log})")
 
     def _finish(self) -> None:
-        for child in self._started:
+        for child in self._children[1:]:
             child.process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + LEAVE_DEADLINE
-        for child in self._started:
+        for child in self._children[1:]:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.1, deadline - time.monotonic()))
                 self._tell(f"{child.name} has left")
@@ -248,8 +216,6 @@ class Demo:
                 child.process.kill()
                 child.process.wait()
 
-    # what is seen of them
-
     def _watch(self) -> list[Status]:
         deadline = time.monotonic() + self.timeout
         title = f"{self.method}, {self.nodes} nodes, {self.steps} steps"
@@ -257,7 +223,7 @@ class Demo:
             linked = False
             while True:
                 self._check_alive()
-                statuses = [_status(child.home) for child in self._started]
+                statuses = [_status(child.home) for child in self._children[1:]]
                 linked = linked or self._tell_links(statuses)
                 show(statuses, time.monotonic() - self._began)
                 known = [status for status in statuses if status is not None]
@@ -269,42 +235,31 @@ class Demo:
                     raise RetryLater(f"{late} ({waiting}).")
                 time.sleep(POLL)
 
-    def _tell_page(self, port: int | None) -> None:
-        """Say where the page of the swarm is."""
-        if port is not None:
-            self._tell(f"watch the swarm in a browser: http://{LOOPBACK}:{port}/")
-
     def _tell_links(self, statuses: Sequence[Status | None]) -> bool:
-        """Say where the pages of all nodes are, once they have something to show. Here, not on the
-        swarm's page: each link lets one browser steer a node."""
+        """Print links to the pages of all nodes, once they have something to show."""
         if any(status is None or status.trainer.loss is None for status in statuses):
             return False
         self._tell("a page for each node, to steer it; each link opens once:")
-        for child in self._started:
+        for child in self._children[1:]:
             with suppress(NodeError), ControlClient(child.home) as client:
                 self._tell(f"  {child.name}: {client.link()}")
         return True
 
     def _tell(self, text: str) -> None:
-        """Say what is done: that takes a while on a busy machine."""
+        """Print progress: each step takes a while on a busy machine."""
         if self.show:
             tell(text, time.monotonic() - self._began)
 
     def _result(
-        self,
-        statuses: Sequence[Status],
-        home: Path,
-        spec: RunSpec,
-        took: float,
+        self, statuses: Sequence[Status], home: Path, spec: RunSpec, took: float
     ) -> DemoResult:
         from lowcomm_node.models.swarm_weights import compare
 
         checkpoints = [Path(status.checkpoint.path) for status in statuses if status.checkpoint]
-        data = self._started[0].home / "data"
-        compared = compare(checkpoints, data, SAMPLE_TOKENS, spec.data, self._tell)
-        report = home / "report.html"
-        write_report(home, report)
-        tidy([child.home for child in self._started], checkpoints)
+        homes = [child.home for child in self._children[1:]]
+        compared = compare(checkpoints, homes[0] / "data", SAMPLE_TOKENS, spec.data, self._tell)
+        write_report(home, home / "report.html")
+        tidy(homes, checkpoints)
         return DemoResult(
             method=self.method,
             optimizer=spec.train.optimizer,
@@ -319,7 +274,7 @@ class Demo:
             sample=compared.sample,
             checkpoint=str(checkpoints[0]),
             home=str(home),
-            report=str(report),
+            report=str(home / "report.html"),
             bytes=bytes_in(home),
         )
 
@@ -330,18 +285,3 @@ def _status(home: Path) -> Status | None:
             return client.status()
     except NodeError:
         return None
-
-
-@contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like Ctrl-C, so that no child is left behind."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in ending_signals()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,8 +4,8 @@ import os
 import shlex
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,12 @@ PASSING = ("data", "runs/*/snapshots", "runs/*/incoming")
 
 def node_result(status: Status) -> dict[str, Any]:
     """Figures of one node, from its last status."""
-    trainer, exchanges = status.trainer, status.exchanges
+    training = ("steps", "swarm_step", "tokens", "val_loss_first", "val_loss_last")
+    counts = ("completed", "refused", "no_partner", "failed")
     return {
         "peer_id": status.peer_id,
-        "steps": trainer.steps,
-        "swarm_step": trainer.swarm_step,
-        "tokens": trainer.tokens,
-        "val_loss_first": trainer.val_loss_first,
-        "val_loss_last": trainer.val_loss_last,
-        "exchanges_completed": exchanges.completed,
-        "exchanges_refused": exchanges.refused,
-        "exchanges_no_partner": exchanges.no_partner,
-        "exchanges_failed": exchanges.failed,
+        **{name: getattr(status.trainer, name) for name in training},
+        **{f"exchanges_{name}": getattr(status.exchanges, name) for name in counts},
         "bytes_sent": status.bytes_sent,
         "bytes_received": status.bytes_received,
     }
@@ -59,18 +53,15 @@ class DemoResult:
     checkpoint: str
     home: str
     report: str
-    """Path of the HTML file that tells of the run."""
+    """Path of the HTML report of the run."""
     bytes: int
     """Bytes that stay on the disk."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The form of ``--json``."""
-        return asdict(self)
 
 
 def render(result: DemoResult) -> str:
     """The result for people, in 80 columns: a table, a sample, and where the checkpoint is."""
     home, checkpoint = Path(result.home), Path(result.checkpoint)
+    node = checkpoint.parents[3]
     averaged = f"averaged weights: held-out loss {result.val_loss_average_weights:.3f}"
     return "\n".join(
         [
@@ -87,7 +78,7 @@ def render(result: DemoResult) -> str:
             f"checkpoint: {checkpoint.relative_to(home)}, in it",
             f"report:     {Path(result.report).relative_to(home)}, in it: open it in a browser",
             f'try it:     {program()} generate "{PROMPTS[result.text]}" \\',
-            f"            --home {_in_a_shell(_home_of(checkpoint))}",
+            f"            --home {_in_a_shell(node)}",
             f"remove it:  rm -r {_in_a_shell(home)}",
         ]
     )
@@ -102,26 +93,24 @@ def _about(text: str) -> str:
     return f" (tiny stories from a grammar of {count_rules()} rules)"
 
 
+_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "node": lambda node: short_peer(node["peer_id"]),
+    "steps": lambda node: str(node["steps"]),
+    "held-out loss": lambda node: (
+        f"{loss(node['val_loss_first'], 3)} -> {loss(node['val_loss_last'], 3)}"
+    ),
+    "applied": lambda node: str(node["exchanges_completed"]),
+    "no partner": lambda node: str(node["exchanges_no_partner"]),
+    "failed": lambda node: str(node["exchanges_failed"]),
+    "sent": lambda node: size(node["bytes_sent"]),
+    "received": lambda node: size(node["bytes_received"]),
+}
+
+
 def _table(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    heads = "node,steps,held-out loss,applied,no partner,failed,sent,received"
-    rows = [tuple(heads.split(","))]
-    rows += [
-        (
-            short_peer(node["peer_id"]),
-            str(node["steps"]),
-            f"{loss(node['val_loss_first'], 3)} -> {loss(node['val_loss_last'], 3)}",
-            str(node["exchanges_completed"]),
-            str(node["exchanges_no_partner"]),
-            str(node["exchanges_failed"]),
-            size(node["bytes_sent"]),
-            size(node["bytes_received"]),
-        )
-        for node in nodes
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+    columns = [[head, *(cell(node) for node in nodes)] for head, cell in _COLUMNS.items()]
+    padded = ([cell.ljust(max(map(len, cells))) for cell in cells] for cells in columns)
+    yield from ("  ".join(row).rstrip() for row in zip(*padded, strict=True))
 
 
 def _in_a_shell(path: Path) -> str:
@@ -139,11 +128,6 @@ def _sample_lines(sample: str) -> Iterator[str]:
         first, *rest = lines.wrap(clean(line).rstrip()) or [""]
         yield first.rstrip()
         yield from (part.strip() for part in rest)
-
-
-def _home_of(checkpoint: Path) -> Path:
-    """The home of a node, from the path of one of its checkpoints."""
-    return checkpoint.parents[3]
 
 
 def tidy(homes: Sequence[Path], checkpoints: Sequence[Path]) -> None:

@@ -139,6 +139,21 @@ def ending_signals() -> tuple[signal.Signals, ...]:
     return (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
 
 
+@contextmanager
+def unwinding_signals() -> Iterator[None]:
+    """Context in which signals that end a process unwind it like Ctrl-C, as its children need."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in ending_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 ONLY_ELSEWHERE = ("fcntl", "hivemind")
 """Modules missing on systems where no command that needs them can work."""
 DESCRIPTORS = 65_536

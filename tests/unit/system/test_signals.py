@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lowcomm_node.demo.demo import _terminated_as_interrupt
+from lowcomm_node.system.command import unwinding_signals
 
 TELL = (
     "from lowcomm_node.system.command import ending_signals; print([*map(int, ending_signals())])"
@@ -31,7 +31,7 @@ def test_a_closed_terminal_ends_it_unless_that_was_ignored_before(handler: signa
 def test_a_demo_unwinds_so_that_it_leaves_no_child(number: signal.Signals):
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        with pytest.raises(KeyboardInterrupt), _terminated_as_interrupt():
+        with pytest.raises(KeyboardInterrupt), unwinding_signals():
             os.kill(os.getpid(), number)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
     finally:
