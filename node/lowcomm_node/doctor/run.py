@@ -16,7 +16,7 @@ from lowcomm_node.doctor.checks import CHECKS, Check
 from lowcomm_node.doctor.findings import Finding, Observations, Subject
 from lowcomm_node.doctor.survey import ask_others
 from lowcomm_node.errors import NodeError, NoPeers
-from lowcomm_node.net.server import find_free
+from lowcomm_node.net.p2pd import free_port
 from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.model import PeerStatus, Status
@@ -142,7 +142,7 @@ async def _serving(settings: NodeSettings) -> AsyncIterator[tuple[int, bytes, Se
     certificate = make_certificate()
     server = aio.server(options=(("grpc.so_reuseport", 0),))
     host, hosts = listening(settings)
-    port = find_free(host, settings.port)
+    port = free_port(host, settings.port)
     server.add_secure_port(f"{host}:{port}", certificate.server_credentials())
     await server.start()
     try:

@@ -11,7 +11,7 @@ from time import time
 from typing import Any
 
 from lowcomm_node.errors import NodeError
-from lowcomm_node.net.addresses import EntryPoint, also_over_quic, name_of
+from lowcomm_node.net.addresses import EntryPoint, name_of
 from lowcomm_node.net.p2pd import P2pDaemon
 from lowcomm_node.system.logs import log
 from lowcomm_protocol.identity import peer_id_of
@@ -23,8 +23,7 @@ KNOCK_DEADLINE = 6.0
 CLOSE_DEADLINE = 3.0
 ROUTING_DEADLINE = 2.0
 ASKED = 0.5
-"""Seconds: p2pd tells in far less that its routing table is empty. An attempt that lasts longer
-asks peers of the table, and waits for those that have left."""
+"""Seconds: p2pd says in far less that its routing table is empty. Otherwise it asks peers of it."""
 BACKED_OFF = "no answer (p2pd waits before it dials there again)"
 NO_WAY = "no address of it can be dialed from here"
 _FAILURES = (
@@ -45,37 +44,51 @@ _FAILURES = (
 
 async def load_hivemind() -> None:
     """Import what we use of hivemind on a thread: it takes a moment, and the event loop goes on."""
-    await asyncio.to_thread(_import_hivemind)
+
+    def load() -> None:
+        os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")
+        os.environ.setdefault("HIVEMIND_COLORS", "0")
+        import lowcomm_node.net.hivemind_parts  # noqa: F401
+
+        logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for all
+        logger = logging.getLogger("hivemind")
+        logger.handlers[:] = [_ToDebug()]
+        logger.propagate = False
+
+    await asyncio.to_thread(load)
 
 
-async def attach(daemon: P2pDaemon, storing: Callable[[str], Awaitable[None]] | None = None) -> Any:
+class _ToDebug(logging.Handler):
+    """hivemind's warnings address its developers. We report what matters to an owner ourselves."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log a line at level debug."""
+        log.debug("hivemind", message=record.getMessage()[:500])
+
+
+async def attach(daemon: P2pDaemon, storing: Callable[[str], Awaitable[None]]) -> Any:
     """hivemind's client (``P2P``) of a running p2pd. Raises NodeError if p2pd does not answer.
 
     ``storing``: awaited with the caller's peer id before each request to store something here.
     """
     from lowcomm_node.net.hivemind_parts import P2P, Multiaddr
 
-    async def add_handler(
-        self: Any, name: str, handler: Any, *arguments: Any, **options: Any
-    ) -> None:
-        async def handle(request: Any, context: Any) -> Any:
-            assert storing is not None
-            await storing(context.remote_id.to_base58())
-            return await handler(request, context)
+    class OwnP2P(P2P):
+        _UNIX_SOCKET_PREFIX = f"/unix{daemon.control.parent}/"
 
-        stores = storing is not None and name.endswith("rpc_store")
-        await P2P.add_protobuf_handler(
-            self, name, handle if stores else handler, *arguments, **options
-        )
+        async def add_protobuf_handler(
+            self, name: str, handler: Any, *rest: Any, **options: Any
+        ) -> None:
+            async def store(request: Any, context: Any) -> Any:
+                await storing(context.remote_id.to_base58())
+                return await handler(request, context)
 
-    own = {
-        "_UNIX_SOCKET_PREFIX": f"/unix{daemon.control.parent}/",
-        "add_protobuf_handler": add_handler,
-    }
-    client = type("OwnP2P", (P2P,), own)
+            handle = store if name.endswith("rpc_store") else handler
+            await super().add_protobuf_handler(name, handle, *rest, **options)
+
     try:
         async with asyncio.timeout(CALL_DEADLINE):
-            return await client.replicate(Multiaddr(f"/unix{daemon.control}"))
+            return await OwnP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
     except (TimeoutError, OSError, EOFError):
         raise NodeError(
             "p2pd started, but does not answer on its control socket: see its log with -v."
@@ -84,33 +97,14 @@ async def attach(daemon: P2pDaemon, storing: Callable[[str], Awaitable[None]] | 
 
 async def detach(p2p: Any) -> None:
     """The counterpart of ``attach``. It works after p2pd has died, too."""
-    tasks = [
-        task
-        for task in (p2p._client.control._read_task, p2p._client.control._write_task)
-        if task is not None
-    ]
+    control = p2p._client.control
+    tasks = list(filter(None, (control._read_task, control._write_task)))
     await p2p.shutdown()
     # Await their end here, or asyncio reports exceptions that were never retrieved.
     await asyncio.wait(tasks, timeout=CLOSE_DEADLINE)
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()
-
-
-async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
-    """Connect to a peer, through libp2p's routing if no address is given. Returns whether it
-    worked.
-
-    p2pd itself waits with growing pauses between two dials of an address that does not answer.
-    """
-    from lowcomm_node.net.hivemind_parts import ControlFailure, PeerID
-
-    try:
-        async with asyncio.timeout(DIAL_DEADLINE):
-            await p2p._client.connect(PeerID.from_base58(peer_id), also_over_quic(entries))
-    except (ControlFailure, TimeoutError, OSError, EOFError):
-        return False
-    return True
 
 
 async def lookup_failure(entries: Sequence[EntryPoint]) -> str | None:
@@ -139,17 +133,15 @@ async def wait_routing(p2p: Any) -> None:
     """
     from lowcomm_node.net.hivemind_parts import ControlFailure, PeerID
 
-    nobody = PeerID.from_base58(peer_id_of(bytes(32)))
+    nobody, empty = PeerID.from_base58(peer_id_of(bytes(32))), "failed to find any peer in table"
     with suppress(TimeoutError, OSError, EOFError):
         async with asyncio.timeout(ROUTING_DEADLINE):
             while True:
                 try:
                     async with asyncio.timeout(ASKED):
                         await p2p._client.connect(nobody, [])
-                except TimeoutError:
-                    return
                 except ControlFailure as failure:
-                    if "failed to find any peer in table" not in str(failure):
+                    if empty not in str(failure):
                         return
                 await asyncio.sleep(0.05)
 
@@ -194,7 +186,7 @@ def read_entry(entries: Mapping[Any, Any], subkey: str) -> bytes | None:
 
 
 def write_entry(value: bytes) -> bytes:
-    """A value as the DHT stores it; the counterpart of ``read_entry``."""
+    """A value as the DHT stores it."""
     from lowcomm_node.net.hivemind_parts import MSGPackSerializer
 
     return MSGPackSerializer.dumps(value)
@@ -203,22 +195,3 @@ def write_entry(value: bytes) -> bytes:
 def in_words(failure: str) -> str:
     """An owner's words for p2pd's error."""
     return next((words for sign, words in _FAILURES if sign in failure), failure)
-
-
-def _import_hivemind() -> None:
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")
-    os.environ.setdefault("HIVEMIND_COLORS", "0")
-    import lowcomm_node.net.hivemind_parts  # noqa: F401
-
-    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for the whole process
-    logger = logging.getLogger("hivemind")
-    logger.handlers[:] = [_ToDebug()]
-    logger.propagate = False
-
-
-class _ToDebug(logging.Handler):
-    """hivemind's warnings address its developers. We report what matters to an owner ourselves."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Log a line at level debug."""
-        log.debug("hivemind", message=record.getMessage()[:500])

@@ -1,11 +1,9 @@
 """All that we use of hivemind, imported without the rest of it. Other modules import it from here.
 
-The ``__init__`` of hivemind, and those of its ``utils`` and ``dht``, import everything they can,
-torch and scipy included. We use its Kademlia and its client of p2pd, which need neither. A
-bootstrap server has no torch at all, and importing it would take seconds. So these three packages
-are put into ``sys.modules`` as Python's own import would, but their ``__init__`` is not executed;
-``hivemind.utils`` gets the names that hivemind's other modules take from it. If hivemind was
-imported as a whole before, that one is used.
+The ``__init__`` of hivemind, and those of its ``utils`` and ``dht``, import torch and scipy, which
+its Kademlia and its client of p2pd do not need, and a bootstrap server has not. So these three
+packages are put into ``sys.modules`` without executing their ``__init__``; ``hivemind.utils`` gets
+the names that other modules take from it. If hivemind was imported as a whole before, that is used.
 
 tests/unit/net/test_hivemind_parts.py fails if an upgrade of hivemind needs more.
 """
@@ -39,11 +37,8 @@ def _put_packages_in_place() -> None:
         if parent:
             setattr(sys.modules[parent], child, package)
     for name, module in _NAMES_OF_UTILS.items():
-        setattr(
-            sys.modules["hivemind.utils"],
-            name,
-            getattr(import_module(f"hivemind.utils.{module}"), name),
-        )
+        known = getattr(import_module(f"hivemind.utils.{module}"), name)
+        setattr(sys.modules["hivemind.utils"], name, known)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -1,8 +1,5 @@
-"""The libp2p daemon ``p2pd`` as a child process.
-
-We start it ourselves instead of through hivemind: it reads our Ed25519 key, gets every option that
-we need, and ends with us even if we are killed (Linux: parent-death signal; p2pd then removes its
-own control socket).
+"""The libp2p daemon ``p2pd`` as a child process, started by us instead of through hivemind: with
+our Ed25519 key and our options, and to end with us even if we are killed.
 """
 
 import asyncio
@@ -17,7 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +33,7 @@ _SOCKET_LIMIT = 100
 
 @dataclass(frozen=True, kw_only=True)
 class RelayLimits:
-    """What this machine gives as a relay, as its owner decides.
-
-    p2pd enforces these. It can limit neither the rate nor the bytes of a day: use the firewall's
-    means (``tc``) for those.
-    """
+    """What this machine gives as a relay, as its owner decides. p2pd enforces these."""
 
     peers: int = 128
     """Peers that can hold a place; 0: none."""
@@ -65,11 +58,6 @@ class RelayLimits:
             "-forceReachabilityPublic=1",
         )
 
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Environment for p2pd: see above."""
-        return {"GOMAXPROCS": "1"} if self.peers > 0 else {}
-
 
 def runtime_folder() -> Path:
     """The folder of control sockets: one per user, mode 0700.
@@ -84,12 +72,12 @@ def runtime_folder() -> Path:
         folder = Path("/tmp") / f"lowcomm-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise NodeError(
             f"{folder}: {error.strerror}: set XDG_RUNTIME_DIR to a folder of your own."
         ) from None
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
         raise NodeError(
             f"{folder} is open to other users: remove it, or set XDG_RUNTIME_DIR to a folder of "
             "your own."
@@ -132,7 +120,8 @@ class P2pDaemon:
             "-tls=1",
             *(relay.arguments if relay else () if relays else ("-relayService=0",)),
         ]
-        self._environment = relay.environment if relay else {}
+        # With one thread p2pd keeps its limits as a relay more often: see relays.py
+        self._environment = {"GOMAXPROCS": "1"} if relay and relay.peers > 0 else {}
         self._listen = listen
         self._start_deadline = start_deadline
         self._process: asyncio.subprocess.Process | None = None
@@ -159,7 +148,7 @@ class P2pDaemon:
         try:
             await self._start()
         except _EndedMute as error:
-            # A fork of a process with threads may abort before it has become p2pd: that is chance.
+            # A fork of a process with threads may abort before it has become p2pd.
             log.info("p2pd.again", reason=str(error))
             await self._start()
 
@@ -294,32 +283,46 @@ def _check_free(listen: str) -> None:
     p2pd would share it, and each connection would reach one of the two by chance.
     """
     _, family, host, transport, port, *_ = [*listen.split("/"), "", "", "", "", ""]
-    if (
-        family not in ("ip4", "ip6")
-        or transport not in ("tcp", "udp")
-        or not port.isdecimal()
-        or int(port) > 65535
-    ):
+    is_known = family in ("ip4", "ip6") and transport in ("tcp", "udp")
+    if not is_known or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(
             f"{listen!r} can't be listened on: expected an address such as /ip4/0.0.0.0/tcp/31337."
         )
     kind = socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM
-    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, kind) as probe:
-        if family == "ip6":
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        if transport == "tcp":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, int(port)))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUse(
-                    f"{listen} is in use: choose another port, or 0 for any free one."
-                ) from None
-            raise ConfigError(
-                f"{listen} can't be listened on ({error.strerror}): choose an address of this "
-                "machine, such as 0.0.0.0 for all, and another port, or 0 for any free one."
-            ) from None
+    free_port(host, int(port), kind, listen, "another port")
+
+
+def free_port(
+    host: str,
+    port: int,
+    kind: socket.SocketKind = socket.SOCK_STREAM,
+    name: str = "",
+    choice: str = "another with --port",
+) -> int:
+    """A port that nobody listens on: ``port``, or any if that is 0.
+
+    Raises PortInUse, and ConfigError for an address that is not of this machine. ``name``,
+    ``choice``: what they say is taken, and is to be chosen.
+    """
+    host = host.strip("[]")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=kind)[0]
+        with socket.socket(family, kind) as probe:
+            if kind is socket.SOCK_STREAM:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            if kind is socket.SOCK_STREAM:
+                probe.listen()
+            return probe.getsockname()[1]
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            taken = name or f"Port {port} of {host}"
+            raise PortInUse(f"{taken} is in use: choose {choice}, or 0 for any free one.") from None
+        raise ConfigError(
+            f"{name or f'{host}:{port}'} can't be listened on ({error.strerror}): choose an "
+            f"address of this machine with --host, such as 0.0.0.0 for all, and {choice}, or 0 for "
+            "any free one."
+        ) from None
 
 
 def find_p2pd() -> Path:

@@ -3,18 +3,18 @@
     we ── hop stream: RESERVE ──► relay      others reach us through it while we are connected
     we ◄── STATUS, expiry, limits ── relay   bytes and seconds of one circuit
 
-p2pd has an ``-autoRelay`` of its own. It must be told that we are private, does not hear of relays
-found later, keeps no place at a relay named with two addresses, and does not report the limits. So
+p2pd's own ``-autoRelay`` does not hear of relays found later, and does not report their limits. So
 we ask for places ourselves.
 
-p2pd's relay does not reliably keep its limits (seen with hivemind 1.1.12). It starts two relay
-services, one with our limits and one with libp2p's own (128 KiB and 2 minutes per circuit), in no
-fixed order, and the later one serves. With one thread about every second start goes well, with more
-threads hardly any. Hence ``RelayLimits.environment``, and a check of what a start gives.
+p2pd's relay does not reliably keep its limits (seen with hivemind 1.1.12): it starts two relay
+services, one with our limits and one with libp2p's own (128 KiB a circuit), in no fixed order, and
+the later one serves. With one thread about every second start goes well, with more threads hardly
+any. Hence a check of what a start gives.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, time
 
@@ -22,7 +22,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from lowcomm_node.errors import LinkLost, NodeError
+from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import EntryPoint, circuit
 from lowcomm_node.net.control import Control, read_message
 from lowcomm_node.net.p2pd import P2pDaemon, RelayLimits
@@ -69,11 +69,6 @@ class Reservation:
         """Whether an exchange gets through."""
         return self.bytes is None or self.bytes >= USEFUL_BYTES
 
-    @property
-    def dial(self) -> str:
-        """Our address through it."""
-        return circuit(self.relay)
-
 
 class Places:
     """Our places at relays: the first useful ones among the candidates."""
@@ -88,9 +83,8 @@ class Places:
     def dials(self) -> tuple[str, ...]:
         """Our addresses through relays."""
         now = time()
-        return tuple(
-            place.dial for place in self._held.values() if place.useful and place.expires > now
-        )
+        valid = (place for place in self._held.values() if place.useful and place.expires > now)
+        return tuple(circuit(place.relay) for place in valid)
 
     async def keep(self, control: Control, relays: list[EntryPoint]) -> None:
         """Ask for missing places, and renew due ones; takes seconds at most.
@@ -104,11 +98,12 @@ class Places:
         known = connected & {relay.peer_id for relay in relays}
         self._held = {peer_id: place for peer_id, place in self._held.items() if peer_id in known}
         self._due = {peer_id: due for peer_id, due in self._due.items() if peer_id in known}
-        of_use = [
-            relay for relay in relays if relay.peer_id in connected and self._is_of_use(relay)
-        ]
-        first = {relay.peer_id: relay for relay in reversed(of_use)}
-        candidates = [relay for relay in of_use if first[relay.peer_id] is relay]
+        first = {
+            relay.peer_id: relay
+            for relay in reversed(relays)
+            if relay.peer_id in known and self._is_of_use(relay)
+        }
+        candidates = list(reversed(first.values()))
         end = monotonic() + DEADLINE
         while wanted := self._wanted(candidates):
             await asyncio.gather(*(self._ask(control, relay) for relay in wanted))
@@ -173,16 +168,17 @@ def read_place(answer: bytes, relay: EntryPoint) -> Reservation:
             _REFUSALS.get(status, "gives no place") if isinstance(status, int) else "gives no place"
         )
     reservation, limit = answered.get(3), answered.get(4)
-    told = dict(fields(reservation)) if isinstance(reservation, bytes) else {}
+    expires = dict(fields(reservation)).get(1) if isinstance(reservation, bytes) else None
     limits = dict(fields(limit)) if isinstance(limit, bytes) else {}
-    expires = told.get(1)
     if not isinstance(expires, int):
         raise LinkLost("gives a place without an expiry")
-    return Reservation(relay, float(expires), _positive(limits.get(2)), _positive(limits.get(1)))
-
-
-def _positive(value: int | bytes | None) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
+    seconds, size = ((limits.get(number) or None) for number in (1, 2))
+    return Reservation(
+        relay,
+        float(expires),
+        size if isinstance(size, int) else None,
+        seconds if isinstance(seconds, int) else None,
+    )
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -221,16 +217,13 @@ async def start_as_relay(make: Callable[[], P2pDaemon], limits: RelayLimits) -> 
             except BaseException:
                 await daemon.stop()
                 raise
-            if attempt == MAX_STARTS:
-                log.warning(
-                    "relay.limited",
-                    reason="p2pd relays only 128 KiB a circuit; start again to try again",
-                )
-                return daemon
-            await daemon.stop()
+            if attempt < MAX_STARTS:
+                await daemon.stop()
     finally:
         await probe.stop()
-    raise NodeError("p2pd was not started: MAX_STARTS must be at least 1.")
+    reason = "p2pd relays only 128 KiB a circuit; start again to try again"
+    log.warning("relay.limited", reason=reason)
+    return daemon
 
 
 async def _keeps_to(daemon: P2pDaemon, probe: P2pDaemon, limits: RelayLimits) -> bool:
@@ -244,16 +237,9 @@ async def _keeps_to(daemon: P2pDaemon, probe: P2pDaemon, limits: RelayLimits) ->
         log.debug("relay.not_asked", reason=str(error))
         return False
     for _ in range(LOOKS):
-        place = await _place(asker, EntryPoint(me, ""))
-        if place is not None and (place.bytes, place.seconds) == (limits.bytes, limits.seconds):
-            return True
+        with suppress(LinkLost):
+            place = await reserve(asker, EntryPoint(me, ""))
+            if (place.bytes, place.seconds) == (limits.bytes, limits.seconds):
+                return True
         await asyncio.sleep(LOOK_AGAIN)
     return False
-
-
-async def _place(asker: Control, relay: EntryPoint) -> Reservation | None:
-    try:
-        return await reserve(asker, relay)
-    except LinkLost as error:
-        log.debug("relay.no_place", relay=relay.peer_id, reason=str(error))
-        return None

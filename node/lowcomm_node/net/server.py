@@ -10,9 +10,7 @@ requests of unauthenticated callers as they trickle in.
 """
 
 import asyncio
-import errno
 import secrets
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
@@ -24,9 +22,10 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from lowcomm_node.errors import CheckpointError, ConfigError, LinkLost, PortInUse, RetryLater
+from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
 from lowcomm_node.net.bandwidth import FREE_FLOW
 from lowcomm_node.net.limits import MAX_CALLS, PeerLimit, RateLimits
+from lowcomm_node.net.p2pd import free_port
 from lowcomm_node.net.ping import Echo
 from lowcomm_node.net.pipe import IncomingStream, Pipes
 from lowcomm_node.net.stream import TAKE_DEADLINE, CalleeStream, read_frame, write_frame
@@ -305,7 +304,7 @@ class ExchangeServer:
         """Listen; returns the port. Raises PortInUse, ConfigError."""
         # gRPC shares the port (SO_REUSEPORT) so that ``renew`` leaves no gap. Check that no other
         # program listens there.
-        port = find_free(host, port)
+        port = free_port(host, port)
         self._address = f"{host}:{port}"
         await self._start()
         return port
@@ -367,34 +366,8 @@ class ExchangeServer:
         except RuntimeError:
             bound = 0
         if not bound:
-            host, _, port = self._address.rpartition(":")
-            raise _in_use(host, int(port))
+            at = self._address
+            raise PortInUse(f"{at} is in use: choose another --port, or 0 for any free one.")
         server.add_insecure_port(f"unix-abstract:{local}")
         await server.start()
         self._server, self.local = server, local
-
-
-def find_free(host: str, port: int) -> int:
-    """A port that nobody listens on: ``port``, or any if that is 0. Raises PortInUse, ConfigError
-    for an address that is not of this machine."""
-    name = host.strip("[]")
-    try:
-        family, _, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-            return probe.getsockname()[1]
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise _in_use(host, port) from None
-        raise ConfigError(
-            f"{host}:{port} can't be listened on ({error.strerror}): choose an address of this "
-            "machine with --host, such as 0.0.0.0 for all, and another --port, or 0 for any."
-        ) from None
-
-
-def _in_use(host: str, port: int) -> PortInUse:
-    return PortInUse(
-        f"Port {port} of {host} is in use: choose another with --port, or 0 for any free one."
-    )

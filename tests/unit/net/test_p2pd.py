@@ -7,8 +7,7 @@ import pytest
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.hivemind_client import lookup_failure
-from lowcomm_node.net.p2pd import P2pDaemon, has_ipv6, listeners, numeric
-from lowcomm_node.net.server import find_free
+from lowcomm_node.net.p2pd import P2pDaemon, free_port, has_ipv6, listeners, numeric
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm.hosts import listening
 
@@ -47,7 +46,7 @@ def test_all_interfaces_are_those_of_both_versions(host: str) -> None:
 
 def test_an_address_of_another_machine_is_not_said_to_be_in_use() -> None:
     with pytest.raises(ConfigError, match=r"203\.0\.113\.7:0 can't be listened on .*--host"):
-        find_free("203.0.113.7", 0)
+        free_port("203.0.113.7", 0)
 
 
 async def test_a_name_that_dns_does_not_know_is_the_reason() -> None:

@@ -19,7 +19,7 @@ from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net import control as streams
 from lowcomm_node.net import p2pd, relays
-from lowcomm_node.net.addresses import EntryPoint
+from lowcomm_node.net.addresses import EntryPoint, circuit
 from lowcomm_node.net.control import Connection, OpenStream, StreamListener
 from lowcomm_node.net.p2pd import listeners
 from lowcomm_node.net.relays import (
@@ -59,7 +59,7 @@ def test_what_a_relay_gives_is_read():
     place = read_place(OK + reservation(1_800_000_000) + limit, DOOR)
     assert place == Reservation(DOOR, 1_800_000_000.0, 2**32, 1800)
     assert place.useful
-    assert place.dial == f"{DOOR.dial}/p2p/{DOOR.peer_id}/p2p-circuit"
+    assert circuit(place.relay) == f"{DOOR.dial}/p2p/{DOOR.peer_id}/p2p-circuit"
 
 
 @pytest.mark.parametrize(
