@@ -207,23 +207,24 @@ async def start_as_relay(make: Callable[[], P2pDaemon], limits: RelayLimits) -> 
     probe = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"])
     await probe.start()
     try:
-        for attempt in range(1, MAX_STARTS + 1):
+        attempt = 0
+        while True:
+            attempt += 1
             daemon = make()
             await daemon.start()
             try:
                 if await _keeps_to(daemon, probe, limits):
-                    log.debug("relay.ready", starts=attempt)
                     return daemon
             except BaseException:
                 await daemon.stop()
                 raise
-            if attempt < MAX_STARTS:
-                await daemon.stop()
+            if attempt == MAX_STARTS:
+                reason = "p2pd relays only 128 KiB a circuit; start again to try again"
+                log.warning("relay.limited", reason=reason)
+                return daemon
+            await daemon.stop()
     finally:
         await probe.stop()
-    reason = "p2pd relays only 128 KiB a circuit; start again to try again"
-    log.warning("relay.limited", reason=reason)
-    return daemon
 
 
 async def _keeps_to(daemon: P2pDaemon, probe: P2pDaemon, limits: RelayLimits) -> bool:

@@ -498,7 +498,7 @@ class Run:
         wanted = self.signed.spec.run.start_peers
         deadline = monotonic() + START_DEADLINE
         while self.ready.swarm_step == 0 and not membership.roster.in_phase(Phase.TRAINING, time()):
-            present = 1 + membership.count_ready()
+            present = 1 + membership.count(Phase.SYNCING, Phase.TRAINING, Phase.FINISHED)
             if present >= wanted:
                 return
             if monotonic() > deadline:

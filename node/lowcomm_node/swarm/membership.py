@@ -1,7 +1,7 @@
 """Membership in a swarm: our record goes out, others' come in, through the DHT and directly."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from cachetools import LRUCache
 from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
-from lowcomm_node.errors import LinkLost, NotAdmitted
+from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.peer_channel import OTHER_CERTIFICATE
 from lowcomm_node.net.targets import places_of
@@ -114,7 +114,6 @@ class Membership:
         self._release = release()
         self.releases: LRUCache[str, str] = LRUCache(MAX_PEERS)
         """Software of peers, as they say."""
-        """The software of peers that have introduced themselves."""
         self._likely: frozenset[str] = frozenset()
         """Peers that the DHT has connected us to."""
 
@@ -125,25 +124,19 @@ class Membership:
         """Our own multiaddresses, good for another node's ``--peers``."""
         return self._discovery.addresses()
 
-    def count(self) -> int:
-        """The number of alive peers."""
-        return len(self.roster.alive(time()))
+    def count(self, *phases: Phase) -> int:
+        """The number of alive peers in these phases, or in all."""
+        alive = self.roster.alive(time())
+        return sum(not phases or info.phase in phases for info in alive)
 
     def count_silent(self) -> int:
         """The number of peers with a record that have not proved recently to be there."""
-        now = time()
-        return len(self.roster.known(now)) - len(self.roster.alive(now))
-
-    def count_ready(self) -> int:
-        """The number of peers that have loaded their model and are not paused."""
-        return sum(
-            info.phase not in (Phase.JOINING, Phase.PAUSED) for info in self.roster.alive(time())
-        )
+        return len(self.roster.known(time())) - self.count()
 
     def donors(self) -> list[PeerInfo]:
         """Peers that can provide their state, the most advanced first."""
-        alive, can = self.roster.alive(time()), (Phase.TRAINING, Phase.FINISHED)
-        there = [info for info in alive if info.phase in can]
+        can = (Phase.TRAINING, Phase.FINISHED)
+        there = (info for info in self.roster.alive(time()) if info.phase in can)
         return sorted(there, key=lambda info: -info.swarm_step)
 
     def finished(self, is_over: Callable[[int], bool]) -> list[PeerInfo] | None:
@@ -179,43 +172,34 @@ class Membership:
 
     async def run(self) -> None:
         """Publish, look around, and watch the connection, until cancelled."""
-        await asyncio.gather(
-            self._forever(
-                # A record gets three chances in its life.
-                "our record is not published",
-                self._publish,
-                lambda: self._settings.record_life / 3,
+        poll, life = self._settings.poll, self._settings.record_life
+        works: Sequence[tuple[str, Callable[[], Awaitable[None]], Callable[[], float]]] = (
+            # A record gets three chances in its life.
+            ("our record is not published", self._publish, lambda: life / 3),
+            (
+                "no look for other peers",
+                self.look,
+                lambda: look_pause(poll, life, 1 + len(self.roster.known(time()))),
             ),
-            self._forever("no look for other peers", self.look, self._look_pause),
-            self._forever("no probe of other peers", self._probe, lambda: PROBE_EVERY),
-            self._forever(
-                "the size of the swarm is not watched", self._look_at_size, lambda: CHECK_EVERY
-            ),
-            self._forever(
+            ("no probe of other peers", self._probe, lambda: PROBE_EVERY),
+            (
                 "the run is not published",
                 self._watch,
                 lambda: CHECK_EVERY if self.dht_peers else 2.0,
             ),
         )
-
-    async def _forever(
-        self, trouble: str, work: Callable[[], Awaitable[None]], pause: Callable[[], float]
-    ) -> None:
-        """Repeat ``work``; ``pause``: seconds in between."""
         warn = partial(self._listeners.warn, WarningCode.DEFECT)
-        await endure(trouble, partial(repeat, work, pause), warn)
-
-    def _look_pause(self) -> float:
-        return look_pause(
-            self._settings.poll, self._settings.record_life, 1 + len(self.roster.known(time()))
+        await asyncio.gather(
+            *(endure(trouble, partial(repeat, work, pause), warn) for trouble, work, pause in works)
         )
 
     async def _watch(self) -> None:
         self.dht_peers = self._discovery.known_peers()
         if self.dht_peers and monotonic() >= self._run_due:
             await self._publish_run()
+        self._look_at_size()
 
-    async def _look_at_size(self) -> None:
+    def _look_at_size(self) -> None:
         """Warn once if the swarm has outgrown the groups of a run that can't hold more together."""
         sync, peers = self._run.spec.sync, 1 + self.count()
         if self._is_too_large or not sync.realigns_among(peers):
@@ -245,25 +229,20 @@ class Membership:
         """Read the records in the DHT, and greet new peers."""
         await self._look_for_removals()
         records = await self._discovery.lookup(peers_key(self._run.run_id))
-        ours = records.get(self.own.peer_id, b"")
-        if not self._has_looked:
-            self._has_looked = True
-            # After a restart with a clock that was set back, peers would take new records for older
-            # ones.
-            self.own.follow(ours)
-        elif not self._is_twin_seen and self.own.is_used_elsewhere(ours):
+        is_newer = self.own.follow(records.get(self.own.peer_id, b""), not self._has_looked)
+        if self._has_looked and is_newer and not self._is_twin_seen:
             self._is_twin_seen = True
             self._listeners.warn(
                 WarningCode.IDENTITY_IN_USE,
                 f"another process takes part as {self.own.peer_id}: end it, or start this one with "
                 "a --home of its own; a copied home needs its identity.key moved away",
             )
+        self._has_looked = True
         news = [info for data in records.values() if (info := self._hear(data)) is not None]
         await self._probe()
-        now = time()
         for info in news:
             # Entry points are dialed: a record that anybody may publish must not choose them.
-            if self.roster.liveness.is_proved(info.peer_id, now):
+            if self.roster.liveness.is_proved(info.peer_id, time()):
                 self._learn_entry_points(info)
         if self._rejoin is not None:
             self._rejoin.listed(set(records) - {self.own.peer_id})
@@ -336,10 +315,11 @@ class Membership:
             entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")
         ]
         self._discovery.add_entry_points(entry_points)
-        if self._rejoin is not None and info.phase is Phase.LEFT:
-            self._rejoin.left(info.peer_id)
-        elif self._rejoin is not None:
-            self._rejoin.learned(info.peer_id, entry_points)
+        if self._rejoin is not None:
+            if info.phase is Phase.LEFT:
+                self._rejoin.left(info.peer_id)
+            else:
+                self._rejoin.learned(info.peer_id, entry_points)
 
     async def _look_for_removals(self) -> None:
         if monotonic() < self._removals_due:
@@ -380,11 +360,9 @@ class Membership:
         return info
 
     async def _publish(self) -> None:
-        record = self._record()
+        key, life = peers_key(self._run.run_id), self._settings.record_life
         try:
-            await self._discovery.publish(
-                peers_key(self._run.run_id), self.own.peer_id, record, self._settings.record_life
-            )
+            await self._discovery.publish(key, self.own.peer_id, self._record(), life)
         except LowcommError as error:
             self._listeners.warn(
                 WarningCode.RECORD_NOT_PUBLISHED, f"our record could not be published: {error}"
@@ -415,7 +393,7 @@ class Membership:
             return
         except grpc.aio.AioRpcError as error:
             self._take_refusal(info, error.code(), error.details() or "")
-        except (grpc.RpcError, LinkLost, LowcommError, TimeoutError):
+        except (grpc.RpcError, LowcommError, TimeoutError):
             pass
         # Records cost nothing: channels to peers that never answered would add up.
         if not self.roster.liveness.is_proved(info.peer_id, time()):
@@ -426,21 +404,17 @@ class Membership:
             # Somebody else answers at its address, perhaps in between us, so the text of the
             # refusal counts for nothing.
             self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
-        elif (
-            code is grpc.StatusCode.UNAUTHENTICATED
-            and info.peer_id not in self._refusing
-            and len(self._refusing) < MAX_REFUSING
-        ):
+            return
+        is_new = info.peer_id not in self._refusing and len(self._refusing) < MAX_REFUSING
+        if code is grpc.StatusCode.UNAUTHENTICATED and is_new:
             self._refusing.add(info.peer_id)
             reason = f"{info.peer_id[-6:]} does not take us: {in_words(details)}"
             self._listeners.warn(WarningCode.NOT_TAKEN, reason)
 
     def _introduction(self) -> pb.Introduction:
-        signed = pb.SignedRecord()
-        signed.ParseFromString(self._record())
         alive = frozenset(info.peer_id for info in self.roster.alive(time()))
         return pb.Introduction(
-            record=signed,
+            record=pb.SignedRecord.FromString(self._record()),
             release=self._release,
             uses=self._run_admission.admission.uses_to_tell(alive),
             amendments=self._run_admission.amending.course.chain.data,

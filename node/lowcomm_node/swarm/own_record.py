@@ -40,19 +40,17 @@ class OwnRecord:
         """Our peer id."""
         return self.identity.peer_id
 
-    def follow(self, data: bytes) -> None:
-        """Continue after our last record, or a clock set back would make new ones look outdated."""
-        with suppress(LowcommError):
-            info = read_record(data, time())
-            if info.peer_id == self.peer_id:
-                self.last_issued = max(self.last_issued, info.issued)
+    def follow(self, data: bytes, continues: bool) -> bool:
+        """Whether a record under our peer id is newer than our last one.
 
-    def is_used_elsewhere(self, data: bytes) -> bool:
-        """Whether a record under our peer id is newer than our last one: another process has our
-        identity."""
+        ``continues``: it may be ours from before a restart, so new ones are issued after it, or a
+        clock set back would make them look outdated. Otherwise another process has our identity.
+        """
         with suppress(LowcommError):
             info = read_record(data, time())
-            return info.peer_id == self.peer_id and info.issued > self.last_issued
+            if info.peer_id == self.peer_id and info.issued > self.last_issued:
+                self.last_issued = info.issued if continues else self.last_issued
+                return True
         return False
 
     def sign(self, life: float, entry_points: tuple[str, ...], claim: bytes) -> bytes:

@@ -9,13 +9,13 @@ when it is read. A damaged file counts as empty.
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.addresses import is_peer_id, parse_entry_point
+from lowcomm_node.net.addresses import is_peer_id, leading_to
 from lowcomm_node.storage.files import write_atomic
 
 MAX_REMEMBERED = 64
@@ -26,7 +26,6 @@ MAX_ADDRESSES = 4
 MAX_BYTES = 128 * 1024
 MAX_AGE = 30 * 86_400.0
 """Seconds before a peer that has not answered is forgotten."""
-_VERSION = 1
 
 
 class RememberedPeer(BaseModel):
@@ -40,6 +39,14 @@ class RememberedPeer(BaseModel):
     """Unix time, seconds, of its last answer."""
     named: bool = False
     """Whether the owner has named it."""
+
+
+class _Content(BaseModel):
+    """The file."""
+
+    version: Literal[1]
+    doors: list[Any]
+    """Read one by one, so that a damaged one spoils no others."""
 
 
 class RememberedPeers:
@@ -78,7 +85,7 @@ class RememberedPeers:
 
     def _content(self) -> bytes:
         doors = [peer.model_dump() for peer in self.peers()]
-        return json.dumps({"version": _VERSION, "doors": doors}, indent=1).encode()
+        return json.dumps({"version": 1, "doors": doors}, indent=1).encode()
 
 
 def _newest(peers: Iterable[RememberedPeer]) -> dict[str, RememberedPeer]:
@@ -93,35 +100,22 @@ def _newest(peers: Iterable[RememberedPeer]) -> dict[str, RememberedPeer]:
 def _read(path: Path, now: float) -> list[RememberedPeer]:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        content = json.loads(data) if len(data) <= MAX_BYTES else None
-    except (OSError, ValueError, RecursionError):
+            content = _Content.model_validate_json(file.read(MAX_BYTES + 1))
+    except (OSError, ValueError):
         return []
-    if not isinstance(content, dict) or content.get("version") != _VERSION:
-        return []
-    doors = content.get("doors")
-    found: list[RememberedPeer] = []
-    for entry in doors[: 4 * MAX_REMEMBERED] if isinstance(doors, list) else ():
-        try:
+    peers: list[RememberedPeer] = []
+    for entry in content.doors[: 4 * MAX_REMEMBERED]:
+        with suppress(ValidationError):
             peer = RememberedPeer.model_validate(entry)
-        except ValidationError:
-            continue
-        # An entry from the future counts as the oldest possible, or it would never be forgotten.
-        answered = peer.answered if peer.answered <= now else now - MAX_AGE
-        good = _leading_to(peer.peer_id, peer.addresses[:MAX_ADDRESSES])
-        if good and is_peer_id(peer.peer_id) and now - answered <= MAX_AGE:
-            found.append(peer.model_copy(update={"addresses": good, "answered": answered}))
-    return list(_newest(found).values())
+            # One from the future counts as the oldest possible, or it would never be forgotten.
+            answered = peer.answered if peer.answered <= now else now - MAX_AGE
+            good = _leading_to(peer.peer_id, peer.addresses[:MAX_ADDRESSES])
+            if good and is_peer_id(peer.peer_id) and now - answered <= MAX_AGE:
+                peers.append(peer.model_copy(update={"addresses": good, "answered": answered}))
+    return list(_newest(peers).values())
 
 
 def _leading_to(peer_id: str, addresses: Sequence[str]) -> list[str]:
     """The first addresses of a peer; those that lead elsewhere are left out."""
-    good: dict[str, None] = {}
-    for text in addresses:
-        try:
-            entry = parse_entry_point(text)
-        except ConfigError:
-            continue
-        if str(entry) == text and entry.peer_id == peer_id:
-            good[text] = None
-    return list(good)[:MAX_ADDRESSES]
+    entries = (str(entry) for entry in leading_to(peer_id, addresses))
+    return [text for text in dict.fromkeys(entries) if text in addresses][:MAX_ADDRESSES]

@@ -294,7 +294,7 @@ async def test_a_nodes_own_records_are_never_taken_for_those_of_another_process(
         identity=ADA, run_id=run_of("open").run_id, certificate=bytes(32), addresses=(),
         progress=lambda: (0, 0, 0.0),
     )  # fmt: skip
-    assert not any(own.is_used_elsewhere(own.sign(60, (), b"")) for _ in range(50))
+    assert not any(own.follow(own.sign(60, (), b""), False) for _ in range(50))
 
 
 async def test_a_node_whose_clock_was_ahead_for_a_moment_is_believed_at_once(
