@@ -20,6 +20,7 @@ from lowcomm_protocol.codecs.kernels import (
     kernel,
     nearest,
     part,
+    peak_of,
 )
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -168,21 +169,30 @@ def modulo_encode(
         code = _code_of(own, start, wanted[block], bits)
         if code < 0:
             return -1 - np.int64(block)
-        codes[block] = code
-        hashes[block] = _encode_block(
-            own, vector, start, count, number, code, bits, out, at, points, words
-        )
-        at += np.uint64(HEADER) + np.uint64(_modulo_bytes(code, count, bits))
+        body, hash_ = at + np.uint64(HEADER), np.uint64(0)
+        if code == 0:
+            for i in range(np.uint64(count)):
+                vector[start + i] = bf16_out(own[start + i], out, body + np.uint64(2) * i)
+        else:
+            step, inverse = MODULO_STEPS[code], INVERSES[code]
+            for i in range(np.uint64(BLOCK)):
+                point = nearest(own[start + i] * inverse)
+                points[i] = point
+                vector[start + i] = np.float32(point) * step
+            hash_ = _hash(points.view(np.uint64), number)
+            _pack(points, np.uint64((count + 7) // 8), bits, words, out, body)
+        out[at] = code
+        for k in range(np.uint64(3)):
+            out[at + np.uint64(1) + k] = np.uint8(hash_ >> np.uint64(8) * k)
+        codes[block], hashes[block] = code, hash_
+        at = body + np.uint64(_modulo_bytes(code, count, bits))
     return np.int64(at)
 
 
 @part
 def _code_of(own: Vector, start: Any, wanted: Any, bits: int) -> int:
     """The code of a block's step, 0 for bf16; -1 if a value is not finite."""
-    patterns = own.view(np.uint32)
-    peak_bits = np.uint32(0)
-    for i in range(np.uint64(BLOCK)):
-        peak_bits = np.uint32(max(peak_bits, np.uint32(patterns[start + i] & MAGNITUDE)))
+    peak_bits = np.uint32(peak_of(own.view(np.uint32), start, start + np.uint64(BLOCK)))
     if peak_bits >= BF16_OVERFLOW:
         return -1
     if not wanted >= 0:
@@ -192,39 +202,6 @@ def _code_of(own: Vector, start: Any, wanted: Any, bits: int) -> int:
     if MODULO_STEPS[code] > peak * np.float32(2.0 ** (2 - bits)):
         return 0  # the peers differ by what they are: bf16 stops that from growing
     return code
-
-
-@part
-def _encode_block(
-    own: Vector,
-    left: Vector,
-    start: Any,
-    count: int,
-    number: Any,
-    code: int,
-    bits: int,
-    out: Bytes,
-    at: Any,
-    points: Any,
-    words: Any,
-) -> Any:
-    """Write a block and its header; its hash. ``left`` gets what others decode of ``own``."""
-    body, hash_ = at + np.uint64(HEADER), np.uint64(0)
-    if code == 0:
-        for i in range(np.uint64(count)):
-            left[start + i] = bf16_out(own[start + i], out, body + np.uint64(2) * i)
-    else:
-        step, inverse = MODULO_STEPS[code], INVERSES[code]
-        for i in range(np.uint64(BLOCK)):
-            point = nearest(own[start + i] * inverse)
-            points[i] = point
-            left[start + i] = np.float32(point) * step
-        hash_ = _hash(points.view(np.uint64), number)
-        _pack(points, np.uint64((count + 7) // 8), bits, words, out, body)
-    out[at] = code
-    for k in range(np.uint64(3)):
-        out[at + np.uint64(1) + k] = np.uint8(hash_ >> np.uint64(8) * k)
-    return hash_
 
 
 @part
@@ -287,57 +264,37 @@ def modulo_decode(
     """
     points, codes = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK, dtype=np.int32)
     words = np.zeros(BLOCK // 8, dtype=np.uint32)
+    half, mask = np.int32(1 << (bits - 1)), np.int32((1 << bits) - 1)
     at = np.uint64(0)
     for block in range(np.uint64(bad.size)):
         start, number = block * np.uint64(BLOCK), first + np.int64(block) + 1
-        hashes[block], bad[block] = _decode_block(
-            data, at, own, out, start, count, number, bits, points, codes, words
-        )
-        at += np.uint64(HEADER) + np.uint64(_modulo_bytes(data[at], count, bits))
+        body, code = at + np.uint64(HEADER), data[at]
+        hash_, sent, far = np.uint64(0), np.uint64(0), np.uint32(0)
+        if code == 0:
+            for i in range(np.uint64(count)):
+                out[start + i] = bf16_in(data, body + np.uint64(2) * i)
+        else:
+            step, inverse = MODULO_STEPS[code], INVERSES[code]
+            _unpack(data, body, np.uint64((count + 7) // 8), bits, words, codes)
+            for i in range(np.uint64(BLOCK)):
+                steps = np.float32(own[start + i] * inverse)
+                far = np.uint32(max(far, np.uint32(np.float32(steps).view(np.uint32) & MAGNITUDE)))
+                near = nearest(steps)
+                point = near + ((codes[i] - near + half) & mask) - half
+                points[i] = point
+                out[start + i] = np.float32(np.int32(point)) * step
+            hash_ = _hash(points.view(np.uint64), number)
+            for k in range(np.uint64(3)):
+                sent |= np.uint64(data[at + np.uint64(1) + k]) << np.uint64(8) * k
+            if far >= _TOO_FAR:  # what is kept of such a value is its remainder alone
+                for i in range(np.uint64(BLOCK)):
+                    away = np.float32(own[start + i] * inverse)
+                    if np.uint32(np.float32(away).view(np.uint32) & MAGNITUDE) >= _TOO_FAR:
+                        out[start + i] = np.float32(codes[i]) * step
+        hashes[block] = hash_
+        bad[block] = far >= _TOO_FAR or (hash_ & np.uint64(0xFFFFFF)) != sent
+        at = body + np.uint64(_modulo_bytes(code, count, bits))
     return np.int64(at)
-
-
-@part
-def _decode_block(
-    data: Bytes,
-    at: Any,
-    own: Vector,
-    out: Vector,
-    start: Any,
-    count: int,
-    number: Any,
-    bits: int,
-    points: Any,
-    codes: Any,
-    words: Any,
-) -> tuple[Any, Any]:
-    """Decode a block next to ``own``: its hash, and whether it wrapped."""
-    body, code = at + np.uint64(HEADER), data[at]
-    if code == 0:
-        for i in range(np.uint64(count)):
-            out[start + i] = bf16_in(data, body + np.uint64(2) * i)
-        return np.uint64(0), False
-    half, mask = np.int32(1 << (bits - 1)), np.int32((1 << bits) - 1)
-    step, inverse = MODULO_STEPS[code], INVERSES[code]
-    _unpack(data, body, np.uint64((count + 7) // 8), bits, words, codes)
-    far = np.uint32(0)
-    for i in range(np.uint64(BLOCK)):
-        steps = np.float32(own[start + i] * inverse)
-        far = np.uint32(max(far, np.uint32(np.float32(steps).view(np.uint32) & MAGNITUDE)))
-        near = nearest(steps)
-        point = near + ((codes[i] - near + half) & mask) - half
-        points[i] = point
-        out[start + i] = np.float32(np.int32(point)) * step
-    hash_ = _hash(points.view(np.uint64), number)
-    sent = np.uint64(0)
-    for k in range(np.uint64(3)):
-        sent |= np.uint64(data[at + np.uint64(1) + k]) << np.uint64(8) * k
-    if far >= _TOO_FAR:  # what is kept of such a value is its remainder alone
-        for i in range(np.uint64(BLOCK)):
-            away = np.float32(own[start + i] * inverse)
-            if np.uint32(np.float32(away).view(np.uint32) & MAGNITUDE) >= _TOO_FAR:
-                out[start + i] = np.float32(codes[i]) * step
-    return hash_, far >= _TOO_FAR or (hash_ & np.uint64(0xFFFFFF)) != sent
 
 
 @kernel
