@@ -32,15 +32,13 @@ from lowcomm_protocol.errors import (
 )
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.invites import (
-    MAX_CLAIM_BYTES,
     MAX_REMOVALS_BYTES,
     Removals,
     Token,
     read_claim,
     read_token,
-    verify_token,
 )
-from lowcomm_protocol.peers.records import read_record
+from lowcomm_protocol.peers.records import MAX_CLAIM_BYTES, read_record
 from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, Amendment, SpecTimeline, read_chain
 from lowcomm_protocol.spec.run import SignedRun
 
@@ -278,7 +276,7 @@ def _own_claim(
 
 def _check_token(token: Token, rules: Rules, peer_id: str, now: float) -> None:
     try:
-        verify_token(token, rules.creator)
+        token.invite.verify(rules.creator)
         token.invite.check_for(rules.run_id, peer_id, now)
     except SignatureError:
         raise NotAdmitted(

@@ -14,7 +14,7 @@ heard the same claims decide the same; and no more than ``uses`` are ever kept. 
 who came by *the same* invite, but never members that came by another.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,7 +96,7 @@ class Admission:
 
         Raises AdmissionError, SignatureError.
         """
-        known = self._came_by.get(peer_id) if self.rules.admission == "invite" else None
+        known = self._known(peer_id)
         if known is not None and known.data == claim:
             self._check_known(known, now)
         else:
@@ -110,7 +110,7 @@ class Admission:
     def check_again(self, peer_id: str, now: float) -> None:
         """Raise AdmissionError unless an admitted peer may still take part at Unix time ``now``."""
         self._check_removed(peer_id)
-        known = self._came_by.get(peer_id) if self.rules.admission == "invite" else None
+        known = self._known(peer_id)
         if known is not None:
             self._check_known(known, now)
         else:
@@ -143,10 +143,10 @@ class Admission:
         """Take in claims that another peer reports, up to the first that no honest peer would
         report."""
         for use in list(uses)[:MAX_TOLD]:
-            if len(use.peer_id) > MAX_PEER_ID:
+            if len(use.peer_id) > MAX_PEER_ID or self.rules.admission != "invite":
                 return
-            known = self._came_by.get(use.peer_id)
-            if self.rules.admission != "invite" or (known is not None and known.data == use.claim):
+            known = self._known(use.peer_id)
+            if known is not None and known.data == use.claim:
                 continue
             try:
                 read = self.rules.check(use.peer_id, use.claim, now)
@@ -162,13 +162,11 @@ class Admission:
         absent = [claim for claim in self._claims() if claim.peer_id not in alive]
         start = self._told % len(absent) if absent else 0
         self._told += MAX_TOLD
-        chosen = (absent[start:] + absent[:start])[:MAX_TOLD]
-        return [pb.Use(peer_id=claim.peer_id, claim=claim.data) for claim in chosen]
+        return _in_messages((absent[start:] + absent[:start])[:MAX_TOLD])
 
     def to_bytes(self) -> bytes:
         """All claims that count, for the disk."""
-        uses = [pb.Use(peer_id=claim.peer_id, claim=claim.data) for claim in self._claims()]
-        return pb.Uses(uses=uses).SerializeToString()
+        return pb.Uses(uses=_in_messages(self._claims())).SerializeToString()
 
     def load(self, data: bytes, now: float) -> None:
         """The counterpart of ``to_bytes``. Damaged and expired claims are skipped."""
@@ -201,9 +199,9 @@ class Admission:
             )
         claim.verify(self.rules.creator)
         mine = uses.get(claim.peer_id)
-        if mine is None and sum(map(len, self._uses.values())) >= MAX_CLAIMS:
+        if mine is None and len(self._claims()) >= MAX_CLAIMS:
             self._forget_expired(now)
-            if sum(map(len, self._uses.values())) >= MAX_CLAIMS:
+            if len(self._claims()) >= MAX_CLAIMS:
                 raise AdmissionError(
                     f"More than {MAX_CLAIMS} peers came by invites of this run: no more are taken.",
                     reason=Reason.TOO_MANY,
@@ -220,6 +218,10 @@ class Admission:
         known = self._came_by.get(claim.peer_id)
         if shown or known is None or known.invite.key == claim.invite.key:
             self._came_by[claim.peer_id] = mine
+
+    def _known(self, peer_id: str) -> Claim | None:
+        """The claim by which a peer was admitted."""
+        return self._came_by.get(peer_id) if self.rules.admission == "invite" else None
 
     def _check_known(self, known: Claim, now: float) -> None:
         known.invite.check_for(self.rules.run_id, known.peer_id, now)
@@ -239,9 +241,8 @@ class Admission:
                 reason=Reason.REMOVED,
             )
 
-    def _claims(self) -> Iterator[Claim]:
-        for uses in self._uses.values():
-            yield from uses.values()
+    def _claims(self) -> list[Claim]:
+        return [claim for uses in self._uses.values() for claim in uses.values()]
 
     def _forget_expired(self, now: float) -> None:
         for key, uses in list(self._uses.items()):
@@ -250,3 +251,7 @@ class Admission:
         self._came_by = {
             peer: claim for peer, claim in self._came_by.items() if claim.invite.expires > now
         }
+
+
+def _in_messages(claims: Iterable[Claim]) -> list[pb.Use]:
+    return [pb.Use(peer_id=claim.peer_id, claim=claim.data) for claim in claims]

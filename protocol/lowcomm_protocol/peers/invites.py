@@ -32,9 +32,9 @@ from lowcomm_protocol.identity import (
     verify,
 )
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.records import MAX_CLAIM_BYTES, read_signed, sign
 
 MAX_USES = 1024
-MAX_CLAIM_BYTES = 512
 MAX_TOKEN_LENGTH = 600
 """Characters. Decoding base58 takes time quadratic in the length."""
 _PREFIX = "invite"
@@ -55,13 +55,16 @@ class Invite:
     """How many peers may come by it."""
     peer_id: str
     """The only peer that may use it; empty: any."""
-    payload: bytes = field(repr=False)
-    signature: bytes = field(repr=False)
+    signed: pb.SignedInvite = field(repr=False)
 
     @cached_property
     def invite_id(self) -> str:
         """Its name, by which the creator can revoke it."""
         return peer_id_of(self.key)
+
+    def verify(self, creator: str) -> None:
+        """Raise SignatureError unless the creator of a run signed it."""
+        verify(creator, _INVITE, self.signed.payload, self.signed.signature)
 
     def check_for(self, run_id: str, peer_id: str, now: float) -> None:
         """Raise AdmissionError unless it is for this run and peer, and valid at Unix time
@@ -94,16 +97,15 @@ class Token:
 
     def text(self) -> str:
         """The text that a person pastes; about 260 characters."""
-        message = pb.InviteToken(invite=_signed(self.invite), secret=self.secret)
+        message = pb.InviteToken(invite=self.invite.signed, secret=self.secret)
         return _PREFIX + base58.b58encode_check(message.SerializeToString()).decode()
 
     def claim(self, peer_id: str, now: float) -> "Claim":
         """The claim of one peer at Unix time ``now``."""
         claimed_ms = int(now * 1000)
-        signature = Identity(self.secret).sign(
-            _CLAIM, _statement(self.invite.key, claimed_ms, peer_id)
-        )
-        message = pb.Claim(invite=_signed(self.invite), claimed_ms=claimed_ms, signature=signature)
+        statement = _statement(self.invite.key, claimed_ms, peer_id)
+        signature = Identity(self.secret).sign(_CLAIM, statement)
+        message = pb.Claim(invite=self.invite.signed, claimed_ms=claimed_ms, signature=signature)
         return Claim(self.invite, claimed_ms, peer_id, signature, message.SerializeToString())
 
 
@@ -127,7 +129,7 @@ class Claim:
 
     def verify(self, creator: str) -> None:
         """Raise SignatureError unless ``creator`` signed the invite and its key the claim."""
-        verify(creator, _INVITE, self.invite.payload, self.invite.signature)
+        self.invite.verify(creator)
         statement = _statement(self.invite.key, self.claimed_ms, self.peer_id)
         verify(self.invite.invite_id, _CLAIM, statement, self.signature)
 
@@ -142,14 +144,14 @@ def issue_invite(
     """
     if not 1 <= uses <= MAX_USES:
         raise AdmissionError(f"An invite has 1 to {MAX_USES} uses, not {uses}.")
-    payload = pb.Invite(
+    invite = pb.Invite(
         run_id=bytes.fromhex(run_id),
         key=Identity(secret).public_key,
         expires_ms=int(expires * 1000),
         uses=uses,
         peer_id=peer_id,
-    ).SerializeToString()
-    signed = pb.SignedInvite(payload=payload, signature=creator.sign(_INVITE, payload))
+    )
+    signed = pb.SignedInvite.FromString(sign(creator, _INVITE, invite))
     return Token(_read_invite(signed), secret)
 
 
@@ -174,11 +176,6 @@ def read_token(text: str) -> Token:
     return token
 
 
-def verify_token(token: Token, creator: str) -> None:
-    """Raise SignatureError unless the creator of a run signed the invite of a token."""
-    verify(creator, _INVITE, token.invite.payload, token.invite.signature)
-
-
 def read_claim(data: bytes, peer_id: str) -> Claim:
     """Read the claim that ``peer_id`` shows.
 
@@ -192,13 +189,9 @@ def read_claim(data: bytes, peer_id: str) -> Claim:
     try:
         message = pb.Claim.FromString(data)
     except DecodeError:
-        raise AdmissionError(
-            "A claim that is not a Claim message is refused.", reason=Reason.MALFORMED
-        ) from None
+        message = pb.Claim()
     if len(message.signature) != SIGNATURE_BYTES:
-        raise AdmissionError(
-            "A claim with a signature of the wrong length is refused.", reason=Reason.MALFORMED
-        )
+        raise AdmissionError("A claim that can't be read is refused.", reason=Reason.MALFORMED)
     return Claim(_read_invite(message.invite), message.claimed_ms, peer_id, message.signature, data)
 
 
@@ -208,27 +201,15 @@ def _read_invite(signed: pb.SignedInvite) -> Invite:
         if message.peer_id:
             public_key_of(message.peer_id)
     except (DecodeError, SignatureError):
-        raise AdmissionError(
-            "An invite that can't be read is refused.", reason=Reason.MALFORMED
-        ) from None
+        message = pb.Invite()
     lengths = len(message.run_id), len(message.key), len(signed.signature)
     if lengths != (32, KEY_BYTES, SIGNATURE_BYTES) or not 1 <= message.uses <= MAX_USES:
         raise AdmissionError(
-            "An invite with a field out of bounds is refused.", reason=Reason.MALFORMED
+            "An invite that can't be read, or has a field out of bounds, is refused.",
+            reason=Reason.MALFORMED,
         )
-    return Invite(
-        message.run_id.hex(),
-        message.key,
-        message.expires_ms / 1000,
-        message.uses,
-        message.peer_id,
-        signed.payload,
-        signed.signature,
-    )
-
-
-def _signed(invite: Invite) -> pb.SignedInvite:
-    return pb.SignedInvite(payload=invite.payload, signature=invite.signature)
+    expires = message.expires_ms / 1000
+    return Invite(message.run_id.hex(), message.key, expires, message.uses, message.peer_id, signed)
 
 
 def _statement(key: bytes, claimed_ms: int, peer_id: str) -> bytes:
@@ -283,11 +264,8 @@ def write_removals(creator: Identity, run_id: str, version: int, ids: frozenset[
     if creator.peer_id in ids:
         raise RecordError("The creator of a run can't be removed from it.")
     keys = frozenset(public_key_of(name) for name in ids)
-    payload = pb.RemovalList(
-        run_id=bytes.fromhex(run_id), version=version, keys=sorted(keys)
-    ).SerializeToString()
-    signed = pb.SignedRemovalList(payload=payload, signature=creator.sign(_PURPOSE, payload))
-    return Removals(version, keys, run_id, signed.SerializeToString())
+    removals = pb.RemovalList(run_id=bytes.fromhex(run_id), version=version, keys=sorted(keys))
+    return Removals(version, keys, run_id, sign(creator, _PURPOSE, removals))
 
 
 def read_removals(data: bytes, creator: str) -> Removals:
@@ -295,21 +273,9 @@ def read_removals(data: bytes, creator: str) -> Removals:
 
     Raises RecordError if it is malformed, SignatureError if ``creator`` has not signed it.
     """
-    if len(data) > MAX_REMOVALS_BYTES:
-        raise RecordError(
-            f"A removal list of {len(data)} bytes is refused: at most {MAX_REMOVALS_BYTES}.",
-            reason=Reason.TOO_LARGE,
-        )
-    try:
-        signed = pb.SignedRemovalList.FromString(data)
-        message = pb.RemovalList.FromString(signed.payload)
-    except DecodeError:
-        raise RecordError(
-            "A removal list that is not a SignedRemovalList message is refused."
-        ) from None
+    signed, message = read_signed(data, pb.RemovalList, _PURPOSE, MAX_REMOVALS_BYTES)
     if (
         len(message.run_id) != 32
-        or len(signed.signature) != SIGNATURE_BYTES
         or not 1 <= message.version < 2**53
         or len(message.keys) > MAX_REMOVED
         or any(len(key) != KEY_BYTES for key in message.keys)

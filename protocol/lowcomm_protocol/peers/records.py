@@ -9,14 +9,14 @@ import math
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.errors import Reason, RecordError, VersionError
 from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, verify
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES
 
 MAX_RECORD_BYTES = 2048
 """A node's longest record has 1840 bytes: a name, an invite, eight IPv6 addresses and four relays.
@@ -24,6 +24,7 @@ Most have 330 to 1200."""
 MAX_ADDRESSES = 8
 MAX_ENTRY_POINTS = 4
 MAX_CREDENTIAL_BYTES = 1024
+MAX_CLAIM_BYTES = 512
 MAX_MULTIADDRESS = 256
 """Characters of an entry point."""
 MAX_NAME = 32
@@ -39,6 +40,45 @@ CREDENTIAL_LIFE = 60.0
 _RECORD, _CREDENTIAL = "peer record", "credential"
 # No names: the owner of a name could aim all readers of a record at any host, and later at another.
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})")
+
+_COPIED = (
+    "peer_id",
+    "certificate",
+    "swarm_step",
+    "steps",
+    "tokens_per_second",
+    "stage",
+    "claim",
+)
+"""Fields that are the same in `PeerInfo` and in its message."""
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+
+def sign(identity: Identity, purpose: str, message: Message) -> bytes:
+    """A message with its signature, serialized."""
+    payload = message.SerializeToString()
+    signature = identity.sign(purpose, payload)
+    return pb.SignedRecord(payload=payload, signature=signature).SerializeToString()
+
+
+def read_signed(
+    data: bytes, kind: type[AnyMessage], what: str, most_bytes: int
+) -> tuple[pb.SignedRecord, AnyMessage]:
+    """Decode what `sign` gave; the signature is still to be verified. Raises RecordError."""
+    if len(data) > most_bytes:
+        raise RecordError(
+            f"A {what} of {len(data)} bytes is refused: at most {most_bytes}.",
+            reason=Reason.TOO_LARGE,
+        )
+    try:
+        signed = pb.SignedRecord.FromString(data)
+        message = kind.FromString(signed.payload)
+    except DecodeError:
+        raise RecordError(f"A {what} that is not a signed message is refused.") from None
+    if len(signed.signature) != SIGNATURE_BYTES:
+        raise RecordError(f"A {what} with a signature of the wrong length is refused.")
+    return signed, message
 
 
 class Phase(StrEnum):
@@ -135,27 +175,19 @@ def write_record(info: PeerInfo, identity: Identity) -> bytes:
 
 
 def _sign_record(info: PeerInfo, identity: Identity) -> bytes:
-    payload = pb.PeerRecord(
+    record = pb.PeerRecord(
         protocol=PROTOCOL_VERSION,
         run_id=bytes.fromhex(info.run_id),
-        peer_id=info.peer_id,
         # Rounded, or a record issued a millisecond after another could carry the same number.
         issued_ms=round(info.issued * 1000),
         expires_ms=int(info.expires * 1000),
         phase=info.phase.value,
         addresses=info.addresses,
-        certificate=info.certificate,
-        swarm_step=info.swarm_step,
-        steps=info.steps,
-        tokens_per_second=info.tokens_per_second,
-        stage=info.stage,
         entry_points=info.entry_points,
-        claim=info.claim,
         told=pb.Told(**vars(info.told)),
-    ).SerializeToString()
-    return pb.SignedRecord(
-        payload=payload, signature=identity.sign(_RECORD, payload)
-    ).SerializeToString()
+        **{name: getattr(info, name) for name in _COPIED},
+    )
+    return sign(identity, _RECORD, record)
 
 
 def read_record(data: bytes, now: float) -> PeerInfo:
@@ -164,17 +196,7 @@ def read_record(data: bytes, now: float) -> PeerInfo:
     Raises RecordError if it is malformed, expired or lives too long, VersionError if it is of
     another protocol version, SignatureError if its peer has not signed it.
     """
-    if len(data) > MAX_RECORD_BYTES:
-        raise RecordError(
-            f"A peer record of {len(data)} bytes is refused: at most {MAX_RECORD_BYTES}.",
-            reason=Reason.TOO_LARGE,
-        )
-    signed, record = pb.SignedRecord(), pb.PeerRecord()
-    try:
-        signed.ParseFromString(data)
-        record.ParseFromString(signed.payload)
-    except DecodeError:
-        raise RecordError("A peer record that is not a SignedRecord message is refused.") from None
+    signed, record = read_signed(data, pb.PeerRecord, _RECORD, MAX_RECORD_BYTES)
     if record.protocol != PROTOCOL_VERSION:
         raise VersionError(
             f"A peer record of protocol {record.protocol} is refused: this is {PROTOCOL_VERSION}."
@@ -183,20 +205,14 @@ def read_record(data: bytes, now: float) -> PeerInfo:
     _check_times(record, now)
     _check_fields(record)
     return PeerInfo(
-        peer_id=record.peer_id,
         run_id=record.run_id.hex(),
         phase=Phase(record.phase),
         issued=record.issued_ms / 1000,
         expires=record.expires_ms / 1000,
         addresses=tuple(record.addresses),
-        certificate=record.certificate,
-        swarm_step=record.swarm_step,
-        steps=record.steps,
-        tokens_per_second=record.tokens_per_second,
-        stage=record.stage,
         entry_points=tuple(record.entry_points),
-        claim=record.claim,
         told=Told(**{name: getattr(record.told, name) for name in vars(Told())}),
+        **{name: getattr(record, name) for name in _COPIED},
     )
 
 
@@ -207,17 +223,15 @@ def write_credential(
 
     ``nonce``: 16 fresh random bytes.
     """
-    payload = pb.Credential(
+    credential = pb.Credential(
         caller=identity.peer_id,
         callee=callee,
         run_id=bytes.fromhex(run_id),
         issued_ms=int(now * 1000),
         nonce=nonce,
         claim=claim,
-    ).SerializeToString()
-    return pb.SignedCredential(
-        payload=payload, signature=identity.sign(_CREDENTIAL, payload)
-    ).SerializeToString()
+    )
+    return sign(identity, _CREDENTIAL, credential)
 
 
 def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller:
@@ -226,21 +240,9 @@ def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller
     Raises RecordError if it is malformed, stale or meant for another peer, SignatureError if it is
     forged.
     """
-    if len(data) > MAX_CREDENTIAL_BYTES:
-        raise RecordError(
-            f"A credential of {len(data)} bytes is refused: at most {MAX_CREDENTIAL_BYTES}.",
-            reason=Reason.TOO_LARGE,
-        )
-    signed, credential = pb.SignedCredential(), pb.Credential()
-    try:
-        signed.ParseFromString(data)
-        credential.ParseFromString(signed.payload)
-    except DecodeError:
-        raise RecordError(
-            "A credential that is not a SignedCredential message is refused."
-        ) from None
-    if len(signed.signature) != SIGNATURE_BYTES or len(credential.nonce) != 16:
-        raise RecordError("A credential with a signature or nonce of the wrong length is refused.")
+    signed, credential = read_signed(data, pb.Credential, _CREDENTIAL, MAX_CREDENTIAL_BYTES)
+    if len(credential.nonce) != 16:
+        raise RecordError("A credential with a nonce of the wrong length is refused.")
     if credential.callee != callee or credential.run_id.hex() != run_id:
         raise RecordError(
             "A credential that was made for another peer or run is refused.",
@@ -261,24 +263,23 @@ def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller
 
 def _check_times(record: pb.PeerRecord, now: float) -> None:
     issued, expires = record.issued_ms / 1000, record.expires_ms / 1000
-    if is_from_future(issued, now):
-        raise RecordError(
-            f"The record of {record.peer_id} is from {issued - now:.0f} s ahead: set both clocks "
-            "right.",
-            reason=Reason.FROM_FUTURE,
-        )
-    if expires <= now:
-        raise RecordError(
-            f"The record of {record.peer_id} expired {now - expires:.0f} s ago.",
-            reason=Reason.EXPIRED,
-        )
-    if expires - issued > MAX_LIFE:
-        life = expires - issued
-        raise RecordError(
-            f"The record of {record.peer_id} claims a life of {life:.0f} s: at most "
-            f"{MAX_LIFE:.0f}.",
-            reason=Reason.LIVES_TOO_LONG,
-        )
+    life = expires - issued
+    faults = (
+        (
+            is_from_future(issued, now),
+            f"is from {issued - now:.0f} s ahead: set both clocks right",
+            Reason.FROM_FUTURE,
+        ),
+        (expires <= now, f"expired {now - expires:.0f} s ago", Reason.EXPIRED),
+        (
+            life > MAX_LIFE,
+            f"claims a life of {life:.0f} s: at most {MAX_LIFE:.0f}",
+            Reason.LIVES_TOO_LONG,
+        ),
+    )
+    for applies, fault, reason in faults:
+        if applies:
+            raise RecordError(f"The record of {record.peer_id} {fault}.", reason=reason)
 
 
 def _check_fields(record: pb.PeerRecord) -> None:

@@ -11,12 +11,12 @@ A record costs its writer nothing, so it proves nothing: only alive peers are me
 believed. An unknown peer gets a probe beside the exchanges, never a place in one.
 """
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
-from typing import TypeVar
+
+from cachetools import FIFOCache
 
 from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, What
 from lowcomm_protocol.peers.admission import Admission, Rules
@@ -32,7 +32,6 @@ from lowcomm_protocol.peers.records import (
 MAX_PEERS = 4096
 SWEEP_EVERY = 5.0
 """Seconds between two sweeps of useless records."""
-_REMEMBERED = 2 * MAX_PEERS
 
 
 class Roster:
@@ -57,7 +56,7 @@ class Roster:
         self._refusals = refusals or Refusals()
         self._records: dict[str, PeerInfo] = {}
         self._swept = float("-inf")
-        self._heard: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
+        self._heard: FIFOCache[bytes, tuple[float, float]] = FIFOCache(2 * MAX_PEERS)
         """Digests of records, and the times from and to which there is no need to look again."""
 
     def hear(self, data: bytes, now: float, sender: str | None = None) -> PeerInfo | None:
@@ -81,19 +80,19 @@ class Roster:
                 # A clock that is set right may bear out what it was against.
                 since = now if error.reason is Reason.EXPIRED else -inf
                 until = now if error.reason is Reason.FROM_FUTURE else inf
-                self._remember(digest, since, until)
+                self._heard[digest] = since, until
             return None
         known = self._records.get(info.peer_id)
         if known is not None and is_from_future(known.issued, now):
             known = None  # both clocks were ahead when it came
         if info.peer_id == self.own_peer_id or (known is not None and info.issued <= known.issued):
-            self._remember(digest)
+            self._heard[digest] = -inf, inf
             return None
         self._sweep(now)
         is_full = info.peer_id not in self._records and len(self._records) >= MAX_PEERS
         if is_full and not self._make_room(now, sender):
             return None
-        self._remember(digest)
+        self._heard[digest] = -inf, inf
         self._records[info.peer_id] = info
         return info
 
@@ -164,11 +163,6 @@ class Roster:
             and not self.admission.barred(info.peer_id, now)
         )
 
-    def _remember(self, digest: bytes, since: float = -inf, until: float = inf) -> None:
-        self._heard[digest] = since, until
-        if len(self._heard) > _REMEMBERED:
-            self._heard.popitem(last=False)
-
     def _sweep(self, now: float) -> None:
         if abs(now - self._swept) < SWEEP_EVERY:
             return  # thousands of records may come at once
@@ -211,8 +205,6 @@ FIRST_REST, LONGEST_REST = 15.0, 120.0
 MAX_HELD = 8192
 """Peers, and places, that are remembered; the oldest are evicted."""
 
-Value = TypeVar("Value")
-
 
 @dataclass
 class _Silence:
@@ -246,10 +238,10 @@ class Liveness:
         """``seed``: makes the order of probes differ from peer to peer."""
         self._seed = seed
         self._turn = 0
-        self._heard: OrderedDict[str, float] = OrderedDict()
-        self._silent: OrderedDict[str, _Silence] = OrderedDict()
-        self._places: OrderedDict[str, _Silence] = OrderedDict()
-        self._missed: OrderedDict[str, _Silence] = OrderedDict()
+        self._heard: FIFOCache[str, float] = FIFOCache(MAX_HELD)
+        self._silent: FIFOCache[str, _Silence] = FIFOCache(MAX_HELD)
+        self._places: FIFOCache[str, _Silence] = FIFOCache(MAX_HELD)
+        self._missed: FIFOCache[str, _Silence] = FIFOCache(MAX_HELD)
         self._tokens = float(FIRST_BURST)
         self._counted = float("-inf")
 
@@ -257,7 +249,7 @@ class Liveness:
 
     def heard(self, peer: str, now: float) -> None:
         """A peer has answered a call, or has called us and authenticated."""
-        _keep(self._heard, peer, now)
+        self._heard[peer] = now
         self._silent.pop(peer, None)
 
     def reached(self, places: Sequence[str]) -> None:
@@ -272,12 +264,11 @@ class Liveness:
 
     def missed(self, peer: str, now: float) -> None:
         """A peer has not answered our offer."""
-        missed = self._missed.get(peer) or _Silence()
+        missed = self._missed[peer] = self._missed.get(peer) or _Silence()
         missed.count += 1
         if missed.count >= MAX_MISSED:
             doublings = min(missed.count - MAX_MISSED, 20)
             missed.rest(now, min(FIRST_REST * 2**doublings, LONGEST_REST))
-        _keep(self._missed, peer, missed)
 
     def is_alive(self, peer: str, now: float) -> bool:
         """Whether a peer has proved recently to be there, and answers offers."""
@@ -292,8 +283,8 @@ class Liveness:
 
     def at_once(self, now: float) -> int:
         """Concurrent probes allowed: more while no peer has proved recently to be there."""
-        newest = next(reversed(self._heard.values()), float("-inf"))
-        return BURST if _is_recent(newest, now) else FIRST_BURST
+        is_proved = any(_is_recent(heard, now) for heard in self._heard.values())
+        return BURST if is_proved else FIRST_BURST
 
     def is_untried(self, peer: str, now: float) -> bool:
         """Whether a peer is known by its record only."""
@@ -346,7 +337,7 @@ class Liveness:
         """A random order that changes each turn."""
         return sha256(f"{self._seed}/{self._turn}/{peer}".encode()).digest()
 
-    def _is_due(self, kept: "OrderedDict[str, _Silence]", name: str, now: float) -> bool:
+    def _is_due(self, kept: "FIFOCache[str, _Silence]", name: str, now: float) -> bool:
         silence = kept.get(name)
         return silence is None or silence.is_due(now)
 
@@ -355,28 +346,19 @@ class Liveness:
 
     def _postpone(self, peer: str, now: float) -> None:
         """Count a probe as unanswered until its answer comes."""
-        silence = self._silent.get(peer) or _Silence()
+        silence = self._silent[peer] = self._silent.get(peer) or _Silence()
         silence.rest(now, min(FIRST_PAUSE * 2 ** min(silence.count, 20), LONGEST_PAUSE))
         silence.count += 1
-        _keep(self._silent, peer, silence)
 
     def _crowd(self, place: str, now: float) -> None:
-        silence = self._places.get(place) or _Silence()
+        silence = self._places[place] = self._places.get(place) or _Silence()
         silence.count += 1
         if silence.count > FREE_MISSES:
             doublings = min(silence.count - FREE_MISSES - 1, 20)
             silence.rest(now, min(2.0**doublings, LONGEST_PLACE_PAUSE))
-        _keep(self._places, place, silence)
 
 
 def _is_recent(heard: float, now: float) -> bool:
     """Whether a sign of life still counts. One from the far future has come from a clock that was
     ahead."""
     return abs(now - heard) < ALIVE
-
-
-def _keep(kept: "OrderedDict[str, Value]", name: str, value: Value) -> None:
-    kept[name] = value
-    kept.move_to_end(name)
-    if len(kept) > MAX_HELD:
-        kept.popitem(last=False)

@@ -20,10 +20,11 @@ time. A realignment makes up for nothing: a peer that was left out causes one in
 it returns, and it costs the others full precision and their momentum. Time is our own inner steps.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
+
+from cachetools import FIFOCache
 
 from lowcomm_protocol.errors import MAX_REASON, Offence
 
@@ -86,8 +87,8 @@ class Trust:
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
-        self._standings: OrderedDict[str, Reputation] = OrderedDict()
-        self._stumbles: OrderedDict[str, _Stumbles] = OrderedDict()
+        self._standings: FIFOCache[str, Reputation] = FIFOCache(MAX_PEERS)
+        self._stumbles: FIFOCache[str, _Stumbles] = FIFOCache(MAX_PEERS)
 
     def stumbled(
         self, peer: str, seconds: float = 0.0, usual: float = 1.0, now: float = 0.0
@@ -97,10 +98,7 @@ class Trust:
         ``seconds``: for which it has kept us waiting until ``now``, where ``usual`` are expected.
         Exchanges that waited at the same time count as one stumble: a machine has stopped.
         """
-        one = self._stumbles.pop(peer, None) or _Stumbles()
-        self._stumbles[peer] = one
-        if len(self._stumbles) > MAX_PEERS:
-            self._stumbles.popitem(last=False)
+        one = self._stumbles[peer] = self._stumbles.get(peer) or _Stumbles()
         one.seconds += seconds
         if seconds and now - seconds < one.last:
             return False
@@ -141,10 +139,7 @@ class Trust:
                 half_life=half_life,
                 reason=reason[:MAX_REASON],
             )
-        self._standings.pop(peer, None)
         self._standings[peer] = new
-        if len(self._standings) > MAX_PEERS:
-            self._standings.popitem(last=False)
         return new
 
     def thank(self, peer: str, steps: int, realigned: bool = False) -> None:

@@ -31,7 +31,7 @@ from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.invites import read_token, verify_token
+from lowcomm_protocol.peers.invites import read_token
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
@@ -387,7 +387,7 @@ def test_an_invite_says_what_it_is_good_for(cli: Cli, tmp_path: Path) -> None:
     run = created(tmp_path / "home")
     made = cli("invite", "--uses", "3", "--expires", "7d", "--json").json
     token = read_token(made["invite"])
-    verify_token(token, run.creator)
+    token.invite.verify(run.creator)
     assert (token.invite.run_id, token.invite.uses, made["uses"]) == (run.run_id, 3, 3)
     assert made["invite_id"] == token.invite.invite_id
     assert 6.99 < (token.invite.expires - time.time()) / 86_400 <= 7

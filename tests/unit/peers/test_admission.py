@@ -28,7 +28,6 @@ from lowcomm_protocol.peers.invites import (
     read_claim,
     read_removals,
     read_token,
-    verify_token,
     write_removals,
 )
 from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW
@@ -93,9 +92,9 @@ def test_a_token_is_short_text_that_round_trips_and_hides_its_secret():
     assert len(invite(5).text()) < 280
     assert "i" * 8 not in repr(token)
     assert (token.invite.run_id, token.invite.uses, token.invite.peer_id) == (RUN, 5, ADA)
-    verify_token(token, CREATOR.peer_id)
+    token.invite.verify(CREATOR.peer_id)
     with pytest.raises(SignatureError):
-        verify_token(token, STRANGER.peer_id)
+        token.invite.verify(STRANGER.peer_id)
 
 
 @pytest.mark.parametrize("secret", [b"x" * 32, b"", b"i" * 31])
