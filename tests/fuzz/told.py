@@ -378,7 +378,6 @@ def probe() -> Made:
             try:
                 answer = probes.read_probed(data, wanted)
                 probes.read_seen(answer.seen)
-                probes.read_reached(answer.dialed_back, 4)
             except ProtocolViolation:
                 continue
 

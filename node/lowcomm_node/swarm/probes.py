@@ -26,23 +26,20 @@ from lowcomm_node.net.p2pd import P2pDaemon
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Allowed, Quota, prefixes_of
 from lowcomm_node.system.tasks import start
-from lowcomm_protocol.errors import LowcommError, in_words
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import (
     MAX_ENTRY_POINTS,
     MAX_MESSAGE,
     PROTOCOL,
-    DialBack,
     Keeping,
     ProbeKind,
     Seen,
     Target,
     read_dial_back,
-    read_keep,
     read_kept,
     read_probe,
     read_probed,
-    read_reached,
     read_seen,
 )
 
@@ -121,9 +118,14 @@ class Asker:
 
         Raises LinkLost, also if the peer refuses, ProtocolViolation.
         """
-        request = DialBack(peer_id, tuple(targets)).to_message()
-        answer = await self._ask(request, "dialed_back", DIAL_BACK_DEADLINE)
-        return read_reached(answer.dialed_back, len(targets))
+        request = pb.DialBack(peer_id=peer_id, targets=[each.to_message() for each in targets])
+        probed = await self._ask(pb.Probe(dial_back=request), "dialed_back", DIAL_BACK_DEADLINE)
+        reached = tuple(probed.dialed_back.reached)
+        if len(reached) != len(targets):
+            raise ProtocolViolation(
+                f"reported on {len(reached)} calls where {len(targets)} were asked for"
+            )
+        return reached
 
     async def keeps(self, run_id: str, only_tell: bool = False) -> Keeping:
         """Whether a bootstrap server keeps a run. It adopts the run unless it shall ``only_tell``.
@@ -253,26 +255,27 @@ class Prober:
                 now = round(time() * 1000)
                 return pb.Probed(seen=pb.Seen(address=address, time_ms=now, entry_points=own))
             case "keep":
-                run_id = read_keep(probe.keep)
                 if self._keep is None:
                     return _refused("is a node: only bootstrap servers keep runs of others")
                 if not self._calls.take(caller, 1, self._clock()):
                     return _refused("runs were asked for too often: ask again in an hour")
                 place = None if probe.keep.only_tell else place_in(address)
-                return pb.Probed(kept=(await self._keep(run_id, place)).to_message())
+                return pb.Probed(
+                    kept=(await self._keep(probe.keep.run_id.hex(), place)).to_message()
+                )
             case "dial_back":
                 return await self._dial_back(probe.dial_back, host, caller)
             case kind:
                 return _refused(f"answers no {kind}")
 
     async def _dial_back(self, message: pb.DialBack, host: str | None, caller: str) -> pb.Probed:
-        wanted = read_dial_back(message)
+        targets = read_dial_back(message)
         if host is None:
             return _refused("you come through a relay: your own address is not seen")
-        if not self._calls.take(caller, len(wanted.targets), self._clock()):
+        if not self._calls.take(caller, len(targets), self._clock()):
             return _refused("too many calls were asked for: ask again in an hour")
         async with self._dialing:
-            calls = (self._dial(host, wanted.peer_id, target) for target in wanted.targets)
+            calls = (self._dial(host, message.peer_id, target) for target in targets)
             return pb.Probed(dialed_back=pb.DialedBack(reached=await asyncio.gather(*calls)))
 
 

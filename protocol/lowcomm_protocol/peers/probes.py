@@ -57,22 +57,9 @@ class Target:
     certificate: bytes = b""
     """SHA-256 of the expected certificate; for ``DIRECT`` only."""
 
-
-@dataclass(frozen=True)
-class DialBack:
-    """A request to call."""
-
-    peer_id: str
-    """The peer expected at ports of libp2p."""
-    targets: tuple[Target, ...]
-
-    def to_message(self) -> pb.Probe:
-        """Encode the request."""
-        targets = [
-            pb.Target(kind=t.kind.value, port=t.port, certificate=t.certificate)
-            for t in self.targets
-        ]
-        return pb.Probe(dial_back=pb.DialBack(peer_id=self.peer_id, targets=targets))
+    def to_message(self) -> pb.Target:
+        """Encode the target."""
+        return pb.Target(kind=self.kind.value, port=self.port, certificate=self.certificate)
 
 
 @dataclass(frozen=True)
@@ -120,13 +107,6 @@ def read_kept(message: pb.Kept) -> Keeping:
     return Keeping(message.kept, seconds, reason, message.swarm_step, own)
 
 
-def read_keep(message: pb.Keep) -> str:
-    """The id of the requested run. Raises ProtocolViolation."""
-    if len(message.run_id) != _DIGEST:
-        raise ProtocolViolation(f"named a run by {len(message.run_id)} bytes")
-    return message.run_id.hex()
-
-
 def read_probe(data: bytes) -> pb.Probe:
     """Decode a request. Raises ProtocolViolation."""
     if len(data) > MAX_MESSAGE:
@@ -137,11 +117,13 @@ def read_probe(data: bytes) -> pb.Probe:
         raise ProtocolViolation("sent bytes that are no probe") from None
     if probe.WhichOneof("kind") is None:
         raise ProtocolViolation("sent an empty probe")
+    if probe.HasField("keep") and len(probe.keep.run_id) != _DIGEST:
+        raise ProtocolViolation(f"named a run by {len(probe.keep.run_id)} bytes")
     return probe
 
 
-def read_dial_back(message: pb.DialBack) -> DialBack:
-    """Check a request. Raises ProtocolViolation."""
+def read_dial_back(message: pb.DialBack) -> tuple[Target, ...]:
+    """The ports to call. Raises ProtocolViolation."""
     if not 0 < len(message.targets) <= MAX_TARGETS:
         raise ProtocolViolation(
             f"asked for {len(message.targets)} calls: 1 to {MAX_TARGETS} are possible"
@@ -150,7 +132,14 @@ def read_dial_back(message: pb.DialBack) -> DialBack:
         public_key_of(message.peer_id)
     except LowcommError:
         raise ProtocolViolation("asked for calls to what is no peer id") from None
-    return DialBack(message.peer_id, tuple(_read_target(target) for target in message.targets))
+    for target in message.targets:
+        if not 0 < target.port < 65536:
+            raise ProtocolViolation(f"asked for a call to port {target.port}")
+        if target.kind not in pb.Target.Kind.values():
+            raise ProtocolViolation(f"asked for a call of an unknown kind {target.kind}")
+        if len(target.certificate) != (_DIGEST if target.kind == pb.Target.DIRECT else 0):
+            raise ProtocolViolation(f"named a certificate by {len(target.certificate)} bytes")
+    return tuple(Target(ProbeKind(t.kind), t.port, t.certificate) for t in message.targets)
 
 
 def check_ping(ping: pb.Ping) -> None:
@@ -177,26 +166,3 @@ def read_seen(seen: pb.Seen) -> Seen:
     """How we are seen, with untrusted text cut to useful lengths."""
     texts = [text for text in seen.entry_points[:MAX_ENTRY_POINTS] if len(text) <= MAX_ADDRESS]
     return Seen(seen.address[:MAX_ADDRESS], seen.time_ms / 1000, tuple(texts))
-
-
-def read_reached(message: pb.DialedBack, count: int) -> tuple[bool, ...]:
-    """Which of ``count`` targets were reached. Raises ProtocolViolation."""
-    if len(message.reached) != count:
-        raise ProtocolViolation(
-            f"told of {len(message.reached)} calls where {count} were asked for"
-        )
-    return tuple(message.reached)
-
-
-def _read_target(target: pb.Target) -> Target:
-    if not 0 < target.port < 65536:
-        raise ProtocolViolation(f"asked for a call to port {target.port}")
-    try:
-        kind = ProbeKind(target.kind)
-    except ValueError:
-        raise ProtocolViolation(
-            f"asked for a call of a kind {target.kind} that there is not"
-        ) from None
-    if len(target.certificate) != (_DIGEST if kind is ProbeKind.DIRECT else 0):
-        raise ProtocolViolation(f"named a certificate by {len(target.certificate)} bytes")
-    return Target(kind, target.port, target.certificate)

@@ -183,7 +183,7 @@ async def test_a_helper_that_answers_something_else_is_not_believed():
         with pytest.raises(ProtocolViolation, match="was expected"):
             await asker.look()
         await send_message(far, lie)
-        with pytest.raises(ProtocolViolation, match="of 1 calls where 3"):
+        with pytest.raises(ProtocolViolation, match="on 1 calls where 3"):
             await asker.dial_back(ASKER, TARGETS)
 
 
