@@ -100,7 +100,8 @@ def _newest(peers: Iterable[RememberedPeer]) -> dict[str, RememberedPeer]:
 def _read(path: Path, now: float) -> list[RememberedPeer]:
     try:
         with path.open("rb") as file:
-            content = _Content.model_validate_json(file.read(MAX_BYTES + 1))
+            data = file.read(MAX_BYTES + 1)
+        content = _Content.model_validate_json(data if len(data) <= MAX_BYTES else b"")
     except (OSError, ValueError):
         return []
     peers: list[RememberedPeer] = []
