@@ -52,7 +52,7 @@ def run_daemon(daemon: Node, manager: ServiceManager, as_json: bool, web: bool =
 
 def _tell_contribution(daemon: Node, as_json: bool) -> None:
     """At the end, whatever its cause, show where the model lies and what this node gave."""
-    if daemon.part is None or daemon.part.ready is None:
+    if daemon.part is None or daemon.part.training.ready is None:
         return
     given = contribution(daemon.controls.status())
     told = json.dumps(Notice(time(), Contributed(**vars(given))).to_json())

@@ -45,7 +45,7 @@ class Controls:
         """``view``: what the node has to show now."""
         self._settings = settings
         self._view = view
-        self._leave = leave
+        self.request_finish, self.request_stop = leave.finish, leave.stop
         self._examining = asyncio.Lock()
         self._gathering = asyncio.Lock()
         self._exporting = asyncio.Lock()
@@ -108,14 +108,6 @@ class Controls:
         if node.endpoint is not None:
             await node.endpoint.renew()
         return self.limits()
-
-    def request_finish(self) -> None:
-        """End the running exchanges, save, say goodbye, leave."""
-        self._leave.finish()
-
-    def request_stop(self, now: bool = True) -> None:
-        """Save, end the running exchanges soon, leave; ``now``: leave without saving."""
-        self._leave.stop(now)
 
     def pause(self, seconds: float | None) -> None:
         """Save and end the trainer, which frees its GPU, for ``seconds`` or until ``resume``."""

@@ -1,5 +1,4 @@
-"""How a node enters the swarm, and how it leaves: the DHT, the run that is meant, whether that
-takes this node, and by when it must be gone."""
+"""A node enters the swarm, and leaves it: the DHT, its run, its admission, its last deadline."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -27,8 +26,7 @@ from lowcomm_protocol.spec.run import SignedRun, check_trainable
 
 T = TypeVar("T")
 LEAVE_DEADLINE = 45.0
-"""Seconds for a node that leaves to end exchanges, save and evaluate, beside its steps and its
-disk."""
+"""Seconds for a leaving node to end exchanges, save and evaluate, beside its steps and disk."""
 GOODBYE_DEADLINE = 5.0
 END_DEADLINE = 15.0
 """Seconds to close connections and end p2pd, when all that matters is done."""
@@ -54,9 +52,8 @@ class Entry:
         """Whether we are in the DHT."""
         self._kept = remembered_run(settings)
         known = self._peers_of(self._kept) if self._kept is not None else None
-        self._remembered = [
-            address for peer in (known.peers() if known else ()) for address in peer.addresses
-        ]
+        remembered = (peer.addresses for peer in (known.peers() if known else ()))
+        self._remembered = [address for addresses in remembered for address in addresses]
         self.discovery: Discovery = open_discovery(
             settings,
             identity,
@@ -73,8 +70,8 @@ class Entry:
             board.warning(WarningCode.CLOCK),
             withdraw=lambda: board.withdraw(WarningCode.CLOCK),
         )
-        self.prober = Prober(self.discovery, self.discovery.addresses, FOR_A_NODE)
-        """Answers others who ask how they are reached."""
+        # Answers others who ask how they are reached.
+        self._prober = Prober(self.discovery, self.discovery.addresses, FOR_A_NODE)
         self._rejoining: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -84,7 +81,7 @@ class Entry:
         self.board.enter("joining", looking)
         await self.discovery.start()
         self.is_open = True
-        await self.prober.serve()
+        await self._prober.serve()
 
     async def find_run(self) -> SignedRun:
         """The run of the swarm; if nobody answers, the one that this home keeps.
@@ -138,7 +135,7 @@ class Entry:
         if self._rejoining is not None:
             self._rejoining.cancel()
             await asyncio.gather(self._rejoining, return_exceptions=True)
-        await self.prober.close()
+        await self._prober.close()
         await self.rejoin.save()
         await self.discovery.close()
 
@@ -155,10 +152,11 @@ class Departure:
         """Set once the node shall leave in peace."""
         self.hurry = False
         """Whether it leaves without waiting long for exchanges."""
+        self.main: asyncio.Task[Any] | None = None
+        """Task that ends the node when it is cancelled."""
         self._saving = saving
         self._by: float | None = None
         """Deadline, once it has begun to leave (monotonic seconds)."""
-        self._main: asyncio.Task[Any] | None = None
 
     @property
     def left(self) -> float | None:
@@ -168,11 +166,7 @@ class Departure:
     @property
     def is_stopped(self) -> bool:
         """Whether it ends at once, without saving."""
-        return self._main is not None and self._main.cancelling() > 0
-
-    def attend(self) -> None:
-        """Take the current task as the one that ends the node when it is cancelled."""
-        self._main = asyncio.current_task()
+        return self.main is not None and self.main.cancelling() > 0
 
     async def unless_wanted(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Result of ``work``; None if the node shall leave before that is done."""
@@ -196,9 +190,10 @@ class Departure:
 
     def stop(self, now: bool = True) -> None:
         """Save, end the running exchanges soon, leave; ``now``: leave without saving."""
-        self.begin()
-        if not now:
+        if now:
+            self.begin()
+            if self.main is not None:
+                self.main.cancel()
+        else:
             self.hurry = True
-            self.wanted.set()
-        elif self._main is not None:
-            self._main.cancel()
+            self.finish()

@@ -64,7 +64,9 @@ class Node:
         self._signed: SignedRun | None = None
         self.part: Run | None = None
         """Its part in a run; None before it takes part in one."""
-        self._departure = Departure(self._leave_seconds)
+        self._departure = Departure(
+            lambda: self.part.training.leave_seconds if self.part else LEAVE_DEADLINE
+        )
         self.controls = Controls(settings, self._view, self._departure)
         self.control = ControlServer(self.controls, self.board, settings.paths, warn)
         self._recorder = Recorder(self.board, self.controls.status)
@@ -81,8 +83,8 @@ class Node:
             allowance=self._allowance,
             refusals=self._refusals,
             run=self._signed,
-            course=part.course if part else None,
-            ready=part.ready if part else None,
+            course=part.training.course if part else None,
+            ready=part.training.ready if part else None,
             rejoin=entry.rejoin if entry else None,
             discovery=entry.discovery if entry and entry.is_open else None,
             endpoint=part.endpoint if part else None,
@@ -92,7 +94,7 @@ class Node:
 
     async def run(self) -> int:
         """Live; the exit code. Raises NodeError or another LowcommError that ended it."""
-        self._departure.attend()
+        self._departure.main = asyncio.current_task()
         keep_freed_memory()
         self.settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         with home_lock(self.settings.paths.lock), ExitStack() as stack:
@@ -105,7 +107,8 @@ class Node:
             await self.control.start(self.settings.control_port, self._peer_id)
             metrics: Listening | None = None
             try:
-                metrics = self._serve_metrics()
+                if self.settings.metrics is not None:
+                    metrics = serve_metrics(self.controls.status, self.settings.metrics)
                 self._entry = Entry(self.settings, identity, key_file, self.board, self._refusals)
                 await self._live(self._entry)
             except asyncio.CancelledError:
@@ -141,23 +144,15 @@ class Node:
             self.board.enter("left", None)
             await self._recorder.close()
 
-    def _leave_seconds(self) -> float:
-        return self.part.leave_seconds if self.part is not None else LEAVE_DEADLINE
-
     def _farewell(self) -> str:
         """Why the node ends, and what to do with the model, for those who watch its page."""
         error = sys.exception() or (self.part and self.part.barred)
         why = "The node has left: `lowcomm-node join` goes on where it stopped."
         if error is not None:
             why = f"The node has ended: {error}"
-        elif self.part is not None and self.part.is_over:
+        elif self.part is not None and self.part.training.is_over:
             why = "The run is over, and the node has left it."
-        if self.part is None or self.part.ready is None:
+        if self.part is None or self.part.training.ready is None:
             return why
         given = contribution(self.controls.status())
         return f"{why}\n{tell_farewell(given, self.settings.home)}"
-
-    def _serve_metrics(self) -> Listening | None:
-        if self.settings.metrics is None:
-            return None
-        return serve_metrics(self.controls.status, self.settings.metrics)

@@ -1,7 +1,6 @@
 """The daemon's end of a trainer: starts its process, and talks to it from the event loop.
 
-Requests have deadlines, news is a queue, and coded fragments pass through a shared arena. A crash
-of the trainer leaves the daemon up.
+Requests have deadlines, news is a queue, and coded fragments pass through a shared arena.
 """
 
 import asyncio
@@ -38,11 +37,11 @@ from lowcomm_node.system.machine import LAST
 from lowcomm_node.system.tasks import start
 
 BUILD_DEADLINE = 3600.0
-"""Seconds that building may be silent: while text is tokenized it reports its progress."""
+"""Seconds of silence while it builds; while text is tokenized it reports its progress."""
 STEP_DEADLINE = 600.0
 """Seconds that a request may wait for a step boundary; where a step takes longer, that long."""
 STOP_DEADLINE = 30.0
-"""Seconds for a trainer to end that was told to."""
+"""Seconds for a trainer to end after a request to stop."""
 REAP_DEADLINE = 5.0
 """Seconds for a process to end that has closed its socket."""
 STDERR = 2
@@ -131,7 +130,14 @@ class Trainer:
             code = await asyncio.to_thread(self._process.wait, REAP_DEADLINE)
         except subprocess.TimeoutExpired:
             return "The trainer closed its connection."
-        return fate(code)
+        if code == -signal.SIGKILL:
+            return (
+                "The trainer was killed (SIGKILL): if nobody did that, the machine ran out of "
+                "memory, and `journalctl -k` tells so."
+            )
+        if code < 0:
+            return f"The trainer died of {signal.Signals(-code).name}."
+        return f"The trainer ended with exit code {code}." if code else "The trainer ended."
 
     def _command(self) -> list[str]:
         return [sys.executable, "-m", "lowcomm_node.node.host", str(self._niceness)]
@@ -214,15 +220,3 @@ class Trainer:
             future.set_exception(message.to_error())
         elif isinstance(message, Answer):
             future.set_result(message)
-
-
-def fate(code: int) -> str:
-    """Sentence for the exit code of a trainer that reported no reason."""
-    if code == -signal.SIGKILL:
-        return (
-            "The trainer was killed (SIGKILL): if nobody did that, the machine ran out of memory, "
-            "and `journalctl -k` tells so."
-        )
-    if code < 0:
-        return f"The trainer died of {signal.Signals(-code).name}."
-    return f"The trainer ended with exit code {code}." if code else "The trainer ended."

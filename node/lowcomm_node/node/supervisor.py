@@ -12,8 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
@@ -47,20 +46,22 @@ END_DEADLINE = 180.0
 memory given back."""
 FATE_DEADLINE = 10.0
 """Seconds to learn how a trainer ended that does not answer any more."""
-_UNFIT = (5, 78)
-"""Exit codes of errors that another try would meet again."""
-
-
-# failures in a row
-
 MOST = 5
 """Failures in a row after which the node leaves."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before the trainer is started again; twice as long each time."""
-
-
+LEAST = 60.0
+"""Seconds of silence between steps that are never too long."""
+FACTOR = 20
+"""Times the longest usual silence; evaluation and saving are part of that."""
+FIRST_STEP = 3600.0
+"""Seconds: it may have to compile the model."""
+_UNFIT = (5, 78)
+"""Exit codes of errors that another try would meet again."""
+_LONGEST_TICK = 5.0
+"""Seconds between two ticks that count; whatever is longer, the daemon slept through."""
 _REMEDIES = {
-    FailureKind.DIED: "see what it told last in the log above",
+    FailureKind.DIED: "see its last lines in the log above",
     FailureKind.HUNG: "see whether the GPU's driver still answers (nvidia-smi), "
     "or restart the machine",
     FailureKind.MEMORY: "free memory of that device, "
@@ -85,7 +86,7 @@ class Failure:
 
 
 class Failures:
-    """Those that are not forgiven yet."""
+    """Failures in a row; all are forgiven once training has got further than they did."""
 
     def __init__(self, margin: int) -> None:
         """``margin``: steps between two checkpoints."""
@@ -99,7 +100,7 @@ class Failures:
         return len(self._unforgiven)
 
     def stepped(self, steps: int) -> None:
-        """Take in how many inner steps are done."""
+        """Take in the count of inner steps that are done."""
         self._has_stepped = True
         furthest = max((failure.step for failure in self._unforgiven), default=0)
         if steps >= furthest + self._margin:
@@ -108,24 +109,16 @@ class Failures:
     def failed(self, failure: Failure) -> float | None:
         """Count a failure; the seconds until the next try, or None where no try could help."""
         self._unforgiven.append(failure)
+        # To diverge once can be bad luck with text or partners; twice, the second time from one
+        # checkpoint back, is the run's fault. A trainer that never stepped never fitted; otherwise
+        # another program may have taken memory.
+        most = {FailureKind.UNFIT: 1, FailureKind.DIVERGED: 2}
+        if not self._has_stepped:
+            most[FailureKind.MEMORY] = 2
         same = sum(one.kind is failure.kind for one in self._unforgiven)
-        if self.count >= MOST or same >= self._most(failure.kind):
+        if self.count >= MOST or same >= most.get(failure.kind, MOST):
             return None
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self.count - 1))
-
-    def _most(self, kind: FailureKind) -> int:
-        """Failures of one kind that are enough."""
-        if kind is FailureKind.UNFIT:
-            return 1
-        # To diverge once can be bad luck with text or partners; twice, the second time from one
-        # checkpoint back, is the run's fault.
-        if kind is FailureKind.DIVERGED:
-            return 2
-        # A trainer that never stepped never fitted; otherwise another program may have taken
-        # memory.
-        if kind is FailureKind.MEMORY and not self._has_stepped:
-            return 2
-        return MOST
 
     def farewell(self) -> str:
         """Why the node leaves, and what its owner can do."""
@@ -140,36 +133,23 @@ class Failures:
         )
 
 
-# silence between steps
-
-LEAST = 60.0
-"""Seconds of silence that are never too long."""
-FACTOR = 20
-"""Times the longest usual silence; evaluation and saving are part of that."""
-FIRST_STEP = 3600.0
-"""Seconds: it may have to compile the model."""
-_USUAL = 256
-"""Silences that are remembered."""
-_LONGEST_TICK = 5.0
-"""Seconds between two ticks that count; whatever is longer, the daemon slept through."""
-
-
 class TrainerPace:
     """The pace of one life of a trainer. Needs a tick each second or so."""
 
     def __init__(self, now: float, least: float = LEAST) -> None:
         self._least = least
         self._awake = 0.0
+        """Seconds in which we were awake and it could run, up to the last tick."""
         self._ticked = now
         self._waited = 0.0
         self._since: float | None = None
-        """When it was heard last, or allowed to step; None while nothing is due from it."""
+        """Start of its silence, by ``_awake``; None while nothing is due from it."""
         self._learns = False
-        """Whether the silence that goes on is one between two steps."""
-        self._silences: deque[float] = deque(maxlen=_USUAL)
+        """Whether the silence is between two steps."""
+        self._silences: deque[float] = deque(maxlen=256)
 
     def hold(self) -> None:
-        """Nothing is due from it: it may not step, or is busy with what takes its time."""
+        """Expect nothing: it may not step, or is busy with what takes its time."""
         self._since = None
         self._learns = False
 
@@ -186,7 +166,7 @@ class TrainerPace:
             self._since = self._awake
 
     def stepped(self, now: float) -> None:
-        """It has taken a step."""
+        """Take in that it has taken a step."""
         awake = self._clock(now)
         if self._since is not None and self._learns:
             self._silences.append(awake - self._since)
@@ -203,11 +183,7 @@ class TrainerPace:
         return 0.0 if self._since is None else self._clock(now) - self._since
 
     def _clock(self, now: float) -> float:
-        """Seconds that we were awake and it could run."""
         return self._awake + min(now - self._ticked, _LONGEST_TICK)
-
-
-# the supervisor
 
 
 class Supervisor:
@@ -233,12 +209,13 @@ class Supervisor:
         self._failure: Failure | None = None
         self._lost_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        self._steps = 0
+        self._steps = self._reckoned = 0
         self._pace = TrainerPace(monotonic(), least_silence)
-        self._memory = NodeMemory(reckoned=0, taken=0, most=0)
         self._meter: Gpu | Processor | None = None
         self.accelerator: Accelerator | None = None
         """Load of the device that trains; None until the first look."""
+        self.memory: NodeMemory | None = None
+        """Memory of daemon and trainer; None until the first look."""
         self.last_failure: Failure | None = None
         self.restarts = 0
 
@@ -249,15 +226,10 @@ class Supervisor:
 
     @property
     def trainer(self) -> Trainer:
-        """The one of now. Raises TrainerError if there is none, or it is not ready yet."""
+        """The current one. Raises TrainerError if there is none, or it is not ready yet."""
         if self._trainer is None or not self._built:
             raise TrainerError("The trainer does not run now: `lowcomm-node status` tells why.")
         return self._trainer
-
-    @property
-    def memory(self) -> NodeMemory | None:
-        """Memory of daemon and trainer; None until the first look."""
-        return self._memory if self._memory.taken else None
 
     @property
     def pid(self) -> int | None:
@@ -271,17 +243,11 @@ class Supervisor:
         """
         if self._failure is not None:
             late = now - self._lost_at
-            return (
-                f"the trainer was lost {late:.0f} s ago and is not over with yet"
-                if late > END_DEADLINE
-                else None
-            )
-        late = self._pace.silence(now) - self._pace.deadline
-        return (
-            f"nobody ended the trainer, which hangs {late:.0f} s longer than it may"
-            if late > END_DEADLINE
-            else None
-        )
+            text = f"the trainer was lost {late:.0f} s ago and is not over with yet"
+        else:
+            late = self._pace.silence(now) - self._pace.deadline
+            text = f"nobody ended the trainer, which hangs {late:.0f} s longer than it may"
+        return text if late > END_DEADLINE else None
 
     async def start(self, settings: TrainerSettings) -> Ready:
         """Start a trainer, which builds or resumes its replica.
@@ -290,16 +256,17 @@ class Supervisor:
         """
         trainer = self._trainer = self._trainer or self._make()
         self._pace = TrainerPace(monotonic(), self._least_silence)
-        self._memory = NodeMemory(reckoned=0, taken=0, most=0)
-        watch = partial(self._watch, trainer, settings.max_memory)
-        self._tasks = [
-            start(self._follow(trainer)),
-            start(endure("nobody sees whether the trainer hangs", watch, self._warn)),
-        ]
+        self.memory, self._reckoned = None, 0
+        watching = endure(
+            "nobody sees whether the trainer hangs",
+            lambda: self._watch(trainer, settings.max_memory),
+            self._warn,
+        )
+        self._tasks = [start(self._follow(trainer)), start(watching)]
         ready = await trainer.start(settings)
         self._built = True
         self._meter = meter_of(ready.device, ready.gpu, trainer.pid)
-        self._memory = replace(self._memory, reckoned=ready.reckoned)
+        self._reckoned = ready.reckoned
         self._steps = ready.steps
         return ready
 
@@ -317,27 +284,17 @@ class Supervisor:
     async def explain(self, error: TrainerError) -> Failure:
         """The failure behind the ``error`` of a request. It kills the trainer; call ``stop``
         then."""
+        kind = kind_of(str(error), error.exit_code)
         if isinstance(error, TrainerLost):
+            kind = FailureKind.HUNG
             with suppress(TimeoutError):
                 async with asyncio.timeout(FATE_DEADLINE):
                     await self._lost.wait()
-        if self._failure is None:
-            kind = (
-                FailureKind.HUNG
-                if isinstance(error, TrainerLost)
-                else kind_of(str(error), error.exit_code)
-            )
-            self._lose(kind, str(error))
-        assert self._failure is not None
-        self.last_failure = self._failure
+        self.last_failure = self._lose(kind, str(error))
         self.restarts += 1
-        self.kill()
-        return self._failure
-
-    def kill(self) -> None:
-        """End the trainer at once."""
         if self._trainer is not None:
             self._trainer.kill()
+        return self.last_failure
 
     async def stop(self) -> None:
         """End the trainer and give back its memory. One that has built finishes its writes
@@ -345,7 +302,7 @@ class Supervisor:
         if self._trainer is None:
             return
         if not self.runs:
-            self.kill()
+            self._trainer.kill()
         self._built = self._training = False
         if self._meter is not None:
             self._meter.close()
@@ -386,8 +343,8 @@ class Supervisor:
             now = monotonic()
             if trainer.pid is not None:
                 taken = memory_of_node(os.getpid(), trainer.pid)
-                most = max(taken, self._memory.most)
-                self._memory = replace(self._memory, taken=taken, most=most)
+                most = max(taken, self.memory.most if self.memory else 0)
+                self.memory = NodeMemory(reckoned=self._reckoned, taken=taken, most=most)
                 if (reason := too_much(taken, max_memory)) is not None:
                     self._lose(FailureKind.MEMORY, reason)
                     trainer.kill()
@@ -401,18 +358,19 @@ class Supervisor:
                 self._lose(FailureKind.HUNG, f"The trainer hangs: no step for {silence:.0f} s")
                 trainer.kill()
 
-    def _lose(self, kind: FailureKind, reason: str) -> None:
-        # What it says of itself tells more than how its process ended.
+    def _lose(self, kind: FailureKind, reason: str) -> Failure:
+        # Its own report explains more than how its process ended.
         if self._failure is None:
             self._failure = Failure(kind=kind, reason=reason, step=self._steps)
             self._lost_at = monotonic()
             self._lost.set()
+        return self._failure
 
 
-def kind_of(reason: str, exit_code: int, told: FailureKind | None = None) -> FailureKind:
+def kind_of(reason: str, exit_code: int, reported: FailureKind | None = None) -> FailureKind:
     """Kind of a failure, from the report of a trainer."""
-    if told == FailureKind.MEMORY or "out of memory" in reason.lower():
+    if reported == FailureKind.MEMORY or "out of memory" in reason.lower():
         return FailureKind.MEMORY
-    if told == FailureKind.DIVERGED:
+    if reported == FailureKind.DIVERGED:
         return FailureKind.DIVERGED
     return FailureKind.UNFIT if exit_code in _UNFIT else FailureKind.ERROR

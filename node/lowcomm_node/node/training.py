@@ -1,0 +1,419 @@
+"""Training in one run: turns of the trainer, between pauses of the owner and failures.
+
+run ──► turn: start the trainer ─► sync ─► train and exchange ─► conclude ──► run is over
+  ▲      │                          ▲          │
+  │      │                          └─ drifted ┘
+  │      ├─ the owner wants a pause: save, end the trainer, wait ─┐
+  │      └─ the trainer failed: wait a while ─────────────────────┤
+  └───────────────────────────────────────────────────────────────┘
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic, time
+
+from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
+from lowcomm_node.errors import ConfigError, TrainerError, TrainerLost
+from lowcomm_node.fetch.catch_up import CatchUp, state_form
+from lowcomm_node.fetch.files import Provider
+from lowcomm_node.net.bandwidth import BandwidthLimit
+from lowcomm_node.node.entry import LEAVE_DEADLINE, Entry
+from lowcomm_node.node.ipc import TrainerEvent
+from lowcomm_node.node.messages import (
+    Amend,
+    Evaluate,
+    Evaluated,
+    Evaluating,
+    Finished,
+    Held,
+    InnerStepTaken,
+    NotSaved,
+    Ready,
+    Save,
+    Saved,
+    Tokenizing,
+    TrainerSettings,
+)
+from lowcomm_node.node.supervisor import Failures, Supervisor
+from lowcomm_node.owner.availability import Availability
+from lowcomm_node.status.events import Paused, Resumed, SavingAgain
+from lowcomm_node.status.model import CheckpointStatus
+from lowcomm_node.status.words import tokenizing_in_words
+from lowcomm_node.storage.files import DiskQuota
+from lowcomm_node.swarm.admission import RunAdmission
+from lowcomm_node.swarm.membership import Membership
+from lowcomm_node.sync.exchanger import Exchanger
+from lowcomm_node.system.logs import log
+from lowcomm_node.system.tasks import first_of
+from lowcomm_protocol.exchange.events import Outcome
+from lowcomm_protocol.peers.records import Phase
+from lowcomm_protocol.spec.amendments import SpecTimeline
+from lowcomm_protocol.spec.run import SignedRun
+
+START_DEADLINE = 300.0
+"""Seconds that a node waits for the first peers of a run; then it begins with those that came."""
+PAUSE_PATIENCE = 5.0
+"""Seconds for running exchanges to end when the owner pauses the node."""
+LONGEST_LEAVE = 300.0
+SAVED_BYTES, DISK_RATE = 20, 50e6
+"""Bytes of a checkpoint for each parameter, and bytes a second: an estimate until a save was
+measured."""
+UNCHECKED = (
+    "this run does not say which tokenizer it uses, so nobody checks it: with another file than "
+    "its creator's this node spoils what others learn. Compare the SHA-256 of both"
+)
+NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"
+STARTING = "starting the trainer: kernels (compiled the first time), text, model, checkpoint"
+TOKENIZED = "starting the trainer: the text is tokenized; model, newest checkpoint"
+DRIFTED = (
+    "we have drifted too far from most peers for exchanges to bring us back: copying their state"
+)
+HELD = Waiting(
+    WaitCode.SLOW_DISK, "a checkpoint is being written: the disk is slower than training"
+)
+EVALUATING = Waiting(WaitCode.EVALUATING, "evaluating on held-out text")
+
+
+class Training:
+    """Training of one node in one run."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        signed: SignedRun,
+        admission: RunAdmission,
+        supervisor: Supervisor,
+        availability: Availability,
+        exchanger: Exchanger,
+        down: BandwidthLimit,
+    ) -> None:
+        self.exchanger = exchanger
+        self.supervisor = supervisor
+        self.on_built: Callable[[Ready], None] = lambda ready: None
+        """Gets each state that a new trainer has built."""
+        self.on_removals: Callable[[], None] = lambda: None
+        """Called once removals of the run hold that are known since a while."""
+        self.ready: Ready | None = None
+        """State that the trainer has built, resumed or adopted last."""
+        self._signed = signed
+        self._settings = entry.settings
+        self._board = entry.board
+        self._peer_id = entry.identity.peer_id
+        self._admission = admission
+        self._availability = availability
+        self._down = down
+        self._failures = Failures(entry.settings.checkpoint_every)
+        self._amended = asyncio.Event()
+        self._over = asyncio.Event()
+        """Set once the trainer has come to the end of the run."""
+        self._save_seconds: float | None = None
+        """Duration of the last save."""
+        supervisor.on_news = self.hear
+
+    @property
+    def course(self) -> SpecTimeline:
+        """The settings of the run over its swarm steps, as they are known now."""
+        return self._admission.amending.course
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this node has come to the end of the run."""
+        return self.course.is_over(self._board.position()[0])
+
+    # news of the trainer
+
+    def hear(self, event: TrainerEvent) -> None:
+        """Act on one event of the trainer, and report those that matter to the owner."""
+        board = self._board
+        match event:
+            case InnerStepTaken():
+                board.tell(event)
+                self._failures.stepped(event.steps)
+                self.exchanger.on_step(event.swarm_step, event.steps, event.tokens, event.seconds)
+                if self._admission.reach(event.swarm_step):
+                    # The next look at the swarm sees whether we may stay ourselves.
+                    self.on_removals()
+                return
+            case Evaluating():
+                if board.waiting in (None, EVALUATING) or board.phase in ("syncing", "finishing"):
+                    board.show(EVALUATING)
+                return
+            case Held():
+                board.show(HELD)
+                return
+            case Tokenizing():
+                board.tokenizing = event
+                is_done = event.total and event.done >= event.total  # the trainer builds the model
+                starting = Waiting(WaitCode.STARTING_TRAINER, TOKENIZED)
+                reading = Waiting(WaitCode.TOKENIZING, tokenizing_in_words(event))
+                board.show(starting if is_done else reading)
+                return
+            case Evaluated():
+                self._no_longer(EVALUATING)
+            case Saved():
+                self._no_longer(HELD)
+                self._save_seconds = event.seconds
+                if event.after_trouble:
+                    board.withdraw(WarningCode.NOT_SAVED)
+                    board.tell(SavingAgain())
+            case NotSaved():
+                self._no_longer(HELD)
+                board.withdraw(WarningCode.NOT_SAVED)
+                board.warn(WarningCode.NOT_SAVED, f"{NOT_SAVED} {event.reason}")
+            case Finished():
+                self._over.set()
+            case _:
+                pass
+        board.tell(event)
+
+    def _no_longer(self, waiting: Waiting) -> None:
+        if self._board.waiting == waiting:
+            self._board.show(None)
+
+    async def amend(self) -> None:
+        """Have the trainer follow the course of the run as it is known now."""
+        self._amended.set()
+        if self.supervisor.runs:  # else the next start brings it
+            with suppress(TrainerError):
+                amendments = self.course.chain.data.decode()
+                await self.supervisor.trainer.ask(Amend(amendments=amendments))
+
+    # turns
+
+    async def run(self, membership: Membership, provider: Provider) -> None:
+        """Train until the run is over. Raises NodeError.
+
+        Between two turns the node pauses, or starts the trainer again after a failure.
+        """
+        while True:
+            if self._availability.hold is not None:
+                await self._pause(membership)
+            try:
+                turn = self._turn(membership, provider)
+                lost, held = self.supervisor.wait_lost(), self._availability.held.wait()
+                if await first_of(turn, lost, held) == 0:
+                    return
+            except TrainerError as error:
+                await self._recover(membership, error)
+
+    async def _turn(self, membership: Membership, provider: Provider) -> None:
+        """Start the trainer, sync, and train until the run is over. Raises TrainerError."""
+        await self._start_trainer(provider)
+        why = "looking for peers"
+        while True:
+            await self._sync_and_train(membership, why, drifted=False)
+            # The end counts, if we have drifted away from the others as well.
+            while await first_of(self._over.wait(), self.exchanger.drifted.wait()) != 0:
+                await self.exchanger.close("copies the state of a peer", 0.0)
+                await self.supervisor.train(False)
+                self._board.warn(WarningCode.DRIFTED, DRIFTED)
+                await self._sync_and_train(membership, "back to the swarm", drifted=True)
+            await self.conclude()
+            if not await self._goes_on(membership):
+                return
+            why = "the run goes on: its creator has made it longer"
+
+    async def _start_trainer(self, provider: Provider) -> None:
+        data = self._signed.spec.data
+        if not self.ready and data.tokenizer == "local" and not data.tokenizer_sha256:
+            self._board.warn(WarningCode.TOKENIZER_UNCHECKED, UNCHECKED)
+        looking = Waiting(WaitCode.RUN_FILES, "looking for the files of the run")
+        self._board.enter("restarting" if self.ready else "joining", looking)
+        self._over.clear()  # what it has saved may be from before the end
+        files = await provider.provide()
+        self._board.show(Waiting(WaitCode.STARTING_TRAINER, STARTING))
+        settings, fingerprint = self._settings, self._signed.fingerprint
+        try:
+            ready = await self.supervisor.start(
+                TrainerSettings(
+                    spec=self._signed.document.decode(),
+                    amendments=self.course.chain.data.decode(),
+                    peer_id=self._peer_id,
+                    checkpoints=str(settings.paths.checkpoints(fingerprint)),
+                    slow=str(settings.paths.slow(fingerprint)),
+                    data_cache=str(settings.paths.data),
+                    tokenizer=files.tokenizer,
+                    start=files.start,
+                    home=str(settings.home),
+                    **{name: getattr(settings, name) for name in TrainerSettings.OF_OWNER},
+                )
+            )
+        finally:
+            self._board.tokenizing = None
+        for skipped in ready.skipped:
+            self._board.warn(WarningCode.CHECKPOINT_SKIPPED, f"checkpoint skipped: {skipped}")
+        await self.amend()  # what was heard while it was built
+        self._take_over(ready)
+        self.on_built(ready)
+
+    async def _sync_and_train(self, membership: Membership, why: str, drifted: bool) -> None:
+        """Come to where the swarm is, and train and exchange from there on."""
+        self._board.enter("syncing", Waiting(WaitCode.LOOKING_FOR_PEERS, why))
+        await membership.announce(Phase.SYNCING)
+        await self._catch_up(membership, drifted)
+        await self._wait_for_start(membership)
+        await self.supervisor.trainer.ask(Evaluate())
+        self.exchanger.exchanging = True
+        self._board.enter("training", None)
+        await membership.announce(Phase.TRAINING)
+        await self.supervisor.train(True)
+
+    async def _catch_up(self, membership: Membership, drifted: bool) -> None:
+        """Copy the state of peers that are too far ahead for a merge, or if we have drifted."""
+        assert self.ready
+        settings = self._settings
+        catch_up = CatchUp(
+            run=self._signed,
+            trainer=self.supervisor.trainer,
+            channels=self.exchanger.channels,
+            membership=membership,
+            trusts=self.exchanger.peer.trusts,
+            down=self._down,
+            disk_quota=DiskQuota(settings.home, settings.max_disk),
+            folder=settings.paths.incoming(self._signed.fingerprint),
+            show=self._board.showing(WaitCode.COPYING_STATE),
+            warn=self._board.warn,
+            tell=self._board.tell,
+        )
+        began = monotonic()
+        copied = await catch_up.run_from(
+            self.exchanger.peer.position.swarm_step,
+            state_form(self._signed, self.ready, self.course.longest),
+            drifted,
+        )
+        if copied is not None:
+            self._take_over(copied)
+            if drifted:
+                self.exchanger.copied(monotonic() - began)
+        elif drifted:
+            self.exchanger.endure_drift()
+
+    def _take_over(self, ready: Ready) -> None:
+        """Go on with the state that the trainer has built, resumed or adopted."""
+        self.ready = ready
+        self.exchanger.take_over(ready, self.supervisor.trainer)
+        self._board.advance(steps=ready.steps, swarm_step=ready.swarm_step, tokens=ready.tokens)
+
+    async def _wait_for_start(self, membership: Membership) -> None:
+        """At the very beginning of a run, wait for the peers that it begins with."""
+        assert self.ready
+        needed = self._signed.spec.run.start_peers
+        deadline = monotonic() + START_DEADLINE
+        while self.ready.swarm_step == 0 and not membership.roster.in_phase(Phase.TRAINING, time()):
+            present = 1 + membership.count(Phase.SYNCING, Phase.TRAINING, Phase.FINISHED)
+            if present >= needed:
+                return
+            if monotonic() > deadline:
+                self._board.warn(
+                    WarningCode.FEW_PEERS,
+                    f"only {present} of {needed} peers came within {START_DEADLINE:.0f} s: "
+                    "beginning with them",
+                )
+                return
+            text = f"the run begins with {needed} peers: {present} are here"
+            self._board.show(Waiting(WaitCode.FIRST_PEERS, text))
+            await membership.wait_changed(0.5)
+
+    async def _goes_on(self, membership: Membership) -> bool:
+        """Whether the creator has made the run longer. A node that stays waits for that."""
+        stay = self._settings.stay
+        serving = Waiting(WaitCode.RUN_OVER, "the run is over: serving its state to others")
+        while self.is_over:
+            self._board.enter("finished", serving if stay else None)
+            await membership.announce(Phase.FINISHED)
+            if not stay:
+                return False
+            self._amended.clear()
+            await self._amended.wait()
+        self._over.clear()
+        return True
+
+    # between two turns
+
+    async def _pause(self, membership: Membership) -> None:
+        """Save, end the trainer, and wait until the owner lets us train."""
+        hold = self._availability.hold
+        assert hold
+        # Peers that call us before all know are answered that we do not train.
+        self.exchanger.exchanging = False
+        self._board.enter("paused", Waiting(WaitCode.PAUSING, f"{hold.reason}; saving"))
+        self._board.tell(Paused(**vars(hold)))
+        await membership.announce(Phase.PAUSED)
+        if self.supervisor.runs:
+            # The reason that peers get is no more than this.
+            await self.exchanger.close("the node pauses", PAUSE_PATIENCE)
+            await self._save()
+        await self.supervisor.stop()
+        self._board.show(None)  # the report tells why
+        self._board.advance(tokens_per_second=0.0)
+        await membership.announce(Phase.PAUSED)
+        await self._availability.free.wait()
+        self._board.tell(Resumed())
+
+    async def _recover(self, membership: Membership, error: TrainerError) -> None:
+        """Clean up after a failed trainer, and wait. Raises NodeError if another try is no use."""
+        if self.ready is None and not isinstance(error, TrainerLost):
+            raise error  # it has never run, and says why
+        failure = await self.supervisor.explain(error)
+        pause_seconds = self._failures.failed(failure)
+        text = (
+            f"{failure.reason.rstrip('.')} (failure {self._failures.count} in a row, at step "
+            f"{failure.step})"
+        )
+        self._board.enter("restarting", Waiting(WaitCode.TRAINER_FAILED, text))
+        self._board.warn(WarningCode.TRAINER_FAILED, f"the trainer failed: {text}")
+        await self.exchanger.close("the trainer failed", 0.0)
+        await self.supervisor.stop()
+        if pause_seconds is None:
+            reason = self._failures.farewell()
+            log.error("trainer.given_up", reason=reason)
+            is_config = error.exit_code == ConfigError.exit_code
+            raise ConfigError(reason) if is_config else TrainerError(reason)
+        again = f"{text}: starting it again in {pause_seconds:.0f} s"
+        self._board.show(Waiting(WaitCode.TRAINER_FAILED, again))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_seconds):
+                await membership.announce(Phase.SYNCING)
+                await self._availability.held.wait()
+
+    # the end
+
+    @property
+    def leave_seconds(self) -> float:
+        """How long leaving may take: a save waits for the end of a step, and may be of
+        gigabytes."""
+        if self.ready is None:
+            return LEAVE_DEADLINE
+        guess = SAVED_BYTES * self.ready.parameters / DISK_RATE
+        saving = guess if self._save_seconds is None else self._save_seconds
+        step = self.exchanger.peer.budget.step_seconds
+        return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (step + saving))
+
+    async def conclude(self, patience: float | None = None, evaluates: bool = True) -> None:
+        """Save, let running exchanges end within ``patience`` seconds, and evaluate a last time.
+
+        Saves at once, and again if an exchange is applied after that: a node that is killed
+        meanwhile has lost nothing.
+        """
+        ending = "saving, and ending the exchanges that are under way"
+        self._board.enter("finishing", Waiting(WaitCode.LEAVING, ending))
+        applied = self.exchanger.history.outcomes[Outcome.APPLIED]
+        await asyncio.gather(self._save(), self.exchanger.close("the node leaves", patience))
+        if self.exchanger.history.outcomes[Outcome.APPLIED] > applied:
+            await self._save()
+        if evaluates:
+            with suppress(TrainerError):
+                await self.supervisor.trainer.ask(Evaluate())
+
+    async def _save(self) -> None:
+        """Stop stepping, and write a checkpoint."""
+        try:
+            await self.supervisor.train(False)
+            saved = await self.supervisor.trainer.ask(Save())
+            self._board.checkpoint = CheckpointStatus(step=saved.swarm_step, path=saved.path)
+            # It takes its last steps after its last word on them.
+            self._board.advance(swarm_step=saved.swarm_step, steps=saved.steps, tokens=saved.tokens)
+        except TrainerError as error:
+            text = f"the last checkpoint could not be saved: {error}"
+            self._board.warn(WarningCode.NOT_SAVED, text)
