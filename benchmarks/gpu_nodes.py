@@ -21,7 +21,7 @@ from typing import Any
 import kit
 
 from helpers.processes import Node, Swarm
-from lowcomm_node.swarm.run_template import write_template
+from lowcomm_node.planner.run_template import write_template
 from lowcomm_protocol.spec.models import TransformerSettings
 
 MODEL = TransformerSettings(layers=12, width=768, heads=12, feed_forward=2048, context=1024)

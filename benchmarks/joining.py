@@ -25,7 +25,7 @@ import kit
 
 from helpers.processes import Node, Swarm
 from lowcomm_node.demo.demo import NODE_FLAGS
-from lowcomm_node.swarm.run_template import write_template
+from lowcomm_node.planner.run_template import write_template
 
 OUT = kit.RESULTS / "joining.json"
 LOOK = 0.05

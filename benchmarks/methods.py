@@ -17,7 +17,7 @@ from typing import Any
 
 import kit
 
-from lowcomm_node.swarm.run_template import write_template
+from lowcomm_node.planner.run_template import write_template
 
 STEPS, SEEDS = 400, (0, 1, 2)
 METHODS = ("local", "noloco", "diloco", "streaming-diloco", "lowcomm")

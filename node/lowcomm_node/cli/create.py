@@ -81,7 +81,7 @@ def init(
     Example: lowcomm-node init --method streaming-diloco run.toml
     """
     from lowcomm_node.cli import new_run
-    from lowcomm_node.swarm.run_template import write_template
+    from lowcomm_node.planner.run_template import write_template
     from lowcomm_protocol.spec.presets import PRESETS
     from lowcomm_protocol.spec.run import parse_toml
     from lowcomm_protocol.spec.sections import BYTES

@@ -204,7 +204,7 @@ def demo(
     check_system(find_p2pd)
     from lowcomm_node.demo.demo import Demo
     from lowcomm_node.demo.result import render
-    from lowcomm_node.swarm.run_template import TEXTS
+    from lowcomm_node.planner.run_template import TEXTS
 
     if text not in TEXTS:
         raise ConfigError(f"--text {text} is not known: choose {' or '.join(TEXTS)}.")

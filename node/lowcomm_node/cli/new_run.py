@@ -18,7 +18,7 @@ from lowcomm_node.data.tokenizer import (
     open_tokenizer,
 )
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.swarm.run_template import OpenWeights, TokenizerFile
+from lowcomm_node.planner.run_template import OpenWeights, TokenizerFile
 from lowcomm_node.system.units import write_size
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.document import expected_in_words

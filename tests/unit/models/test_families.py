@@ -16,7 +16,7 @@ from lowcomm_node.models.base import build_model, family_of, tensor_specs
 from lowcomm_node.models.configs import read_library_config
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.models.transformers import configuration
-from lowcomm_node.swarm.run_template import write_template
+from lowcomm_node.planner.run_template import write_template
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.models import TransformersSettings
 from lowcomm_protocol.spec.run import parse_toml

@@ -147,7 +147,7 @@ def write_template(
 @cache
 def _comments() -> Mapping[str, Mapping[str, str]]:
     """What run.toml says of each setting, by section."""
-    text = resources.files("lowcomm_node.swarm").joinpath("run.toml").read_text(encoding="utf-8")
+    text = resources.files("lowcomm_node.planner").joinpath("run.toml").read_text(encoding="utf-8")
     found = {
         title: {
             key.key: item.trivia.comment.removeprefix("# ")
