@@ -3,7 +3,7 @@
 common      options that commands share, errors, exit codes
 create      init, create, plan: a new run
 members     invite, remove, amend: a run created here
-join        the node itself; running shows what it does
+join        the node itself
 watch       status, peers, rounds, wait, web, healthy, exchanges, logs
 steer       pause, resume, limits, finish, stop
 results     checkpoint, generate, report, track

@@ -7,23 +7,27 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, getdoc, signature
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from lowcomm_node.catalogue import code_of
-from lowcomm_node.errors import NodeError
+from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, kind_of
 from lowcomm_node.owner.settings import flag_of as flag_of_setting
 from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
 from lowcomm_node.status.model import to_json
+from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.command import INTERRUPTED, exit_code, tell_usage
 from lowcomm_node.system.logs import configure_logs
+from lowcomm_node.system.units import read_duration
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.errors import LowcommError
 
@@ -34,6 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _VERBOSE = re.compile(r"-v+|--verbose")
+_HELP = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 # options
@@ -48,24 +53,6 @@ def setting(name: str, text: str | None = None, panel: str | None = None) -> Any
     # Typer gives a switch a --no- form, unless its flag is named.
     flag = [] if not declared.unit and declared.negation else [flag_of_setting(name)]
     return typer.Option(*flag, help=text, metavar=declared.unit or None, rich_help_panel=panel)
-
-
-_SHARED = {
-    "home": (Annotated[Path | None, setting("home")], None),
-    "json_": (Annotated[bool, typer.Option("--json", help="Machine-readable output.")], False),
-    "quiet": (
-        Annotated[
-            int, typer.Option("--quiet", "-q", count=True, help="Log less; twice: errors only.")
-        ],
-        0,
-    ),
-    "verbose": (
-        Annotated[
-            int, typer.Option("--verbose", "-v", count=True, help="Log more, and show tracebacks.")
-        ],
-        0,
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,30 +91,28 @@ def command(
     *,
     of: typer.Typer = app,
     home: bool = True,
-    settings: Sequence[str] | None = None,
+    groups: Mapping[str, Sequence[Parameter]] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function a command, with the options that all share: it receives them as ``here``.
 
-    ``settings`` become options, too; empty: all that there are. The function receives them as one
-    dictionary, ``flags``.
+    The help of a parameter stands in the docstring, below ``Args:``. ``groups``: options in place
+    of a parameter, which receives them as a dictionary.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        own = [one for one in signature(function).parameters.values() if one.name != "here"]
-        given = (
-            [] if settings is None else [_parameter(one, settings) for one in settings or SETTINGS]
-        )
-        own = [one for one in own if one.name != "flags"]
-        shared = [
-            Parameter(key, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
-            for key, (annotation, default) in _SHARED.items()
-            if home or key != "home"
+        text, _, arguments = (getdoc(function) or "").partition("\n\nArgs:\n")
+        helps = {key: " ".join(help_.split()) for key, help_ in _HELP.findall(arguments)}
+        expanded = groups or {}
+        declared = [one for one in signature(function).parameters.values() if one.name != "here"]
+        given = [
+            *chain.from_iterable(expanded.get(one.name, [_helped(one, helps)]) for one in declared),
+            *(one for one in _SHARED if home or one.name != "home"),
         ]
 
         @wraps(function)
         def taking(**values: Any) -> None:
-            if settings is not None:
-                values["flags"] = {one.name: values.pop(one.name) for one in given}
+            for group, options in expanded.items():
+                values[group] = {one.name: values.pop(one.name) for one in options}
             here = Here(
                 home=values.pop("home", None),
                 as_json=values.pop("json_"),
@@ -135,7 +120,8 @@ def command(
             )
             function(here=here, **values)
 
-        whole = signature(function).replace(parameters=[*given, *own, *shared])
+        taking.__doc__ = text
+        whole = signature(function).replace(parameters=given)
         taking.__signature__ = whole  # pyright: ignore[reportAttributeAccessIssue]
         of.command(name)(taking)
         return function
@@ -143,15 +129,71 @@ def command(
     return decorate
 
 
-def _parameter(name: str, chosen: Sequence[str]) -> Parameter:
-    section = SETTINGS[name].section
-    panel = section.value if not chosen and section is not Section.SWARM else None
-    kind = kind_of(name)
-    # What Typer does not check, ``NodeSettings`` does.
-    plain = kind is Path or (kind is bool and not SETTINGS[name].unit)
-    typed: Any = list[str] if kind == tuple[str, ...] else kind if plain else str
-    annotation = Annotated[typed | None, setting(name, panel=panel)]
-    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+def _helped(parameter: Parameter, helps: Mapping[str, str]) -> Parameter:
+    if parameter.name not in helps:
+        return parameter
+    is_needed = parameter.default is Parameter.empty
+    kind, info = parameter.annotation, typer.Argument() if is_needed else typer.Option()
+    if get_origin(kind) is Annotated:
+        kind, info = get_args(kind)
+    info = copy(info)
+    info.help = helps[parameter.name]
+    return parameter.replace(annotation=Annotated[kind, info])
+
+
+def option(name: str, kind: Any, text: str, *flags: str, default: Any = None, **more: Any) -> Any:
+    """An option that stands in no signature; ``more``: as `typer.Option` takes it."""
+    return _parameter(name, kind, typer.Option(*flags, help=text, **more), default)
+
+
+def setting_options(names: Sequence[str] | None = None) -> list[Parameter]:
+    """Options for settings of the node; without ``names``, for all, in panels by section."""
+    options: list[Parameter] = []
+    for name in names or SETTINGS:
+        section, kind = SETTINGS[name].section, kind_of(name)
+        panel = section.value if names is None and section is not Section.SWARM else None
+        # What Typer does not check, ``NodeSettings`` does.
+        plain = kind is Path or (kind is bool and not SETTINGS[name].unit)
+        typed = list[str] if kind == tuple[str, ...] else kind if plain else str
+        options.append(_parameter(name, typed, setting(name, panel=panel)))
+    return options
+
+
+def _parameter(name: str, kind: Any, info: Any, default: Any = None) -> Parameter:
+    annotation = Annotated[kind | None if default is None else kind, info]
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+_SHARED = [
+    _parameter("home", Path, setting("home")),
+    option("json_", bool, "Machine-readable output.", "--json", default=False),
+    option("quiet", int, "Log less; twice: errors only.", "--quiet", "-q", default=0, count=True),
+    option(
+        "verbose", int, "Log more, and show tracebacks.", "--verbose", "-v", default=0, count=True
+    ),
+]
+
+
+# what commands are about
+
+
+def newest(home: Path, fingerprint: str | None, file: str, what: str) -> Path:
+    """The ``file`` of the named run, or of the run used last. Raises ConfigError if there is none,
+    which calls it ``what``."""
+    known = Paths(home).runs.glob(f"*/{file}")
+    found = [path for path in known if path.parent.name.startswith(fingerprint or "")]
+    if not found:
+        named = f" of run {fingerprint}" if fingerprint else ""
+        raise ConfigError(f"{home} holds no {what}{named}: see --home.")
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def seconds_of(duration: str, option: str = "") -> float:
+    """Read a duration such as 30m. Raises ConfigError, which begins with ``option``."""
+    try:
+        return read_duration(duration)
+    except ValueError as error:
+        raise ConfigError(f"{option}{error}.") from None
 
 
 def read_settings(flags: dict[str, Any]) -> LoadedSettings:
@@ -168,23 +210,21 @@ def read_settings(flags: dict[str, Any]) -> LoadedSettings:
 def run(app: typer.Typer) -> int:
     """Run a command line; its exit code."""
     try:
-        code = _run(app)
+        try:
+            code = app(standalone_mode=False)
+        except SystemExit as stop:
+            code = 1 if isinstance(stop.code, str) else stop.code
         sys.stdout.flush()  # what is buffered must fail here, not in Python's own exit
+        return code or 0
+    except LowcommError as error:
+        return _fail(error)
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):
-            return _tell(_in_words(error), 1, code_of(NodeError))
+            return _fail(NodeError(_in_words(error)))
         # The reader of our output, or the terminal, has gone; Python would complain about it once
         # more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return code
-
-
-def _run(app: typer.Typer) -> int:
-    try:
-        code = app(standalone_mode=False)
-    except LowcommError as error:
-        return _tell(str(error), exit_code(error), code_of(type(error)))
     except ModuleNotFoundError as error:
         from lowcomm_node.net.p2pd import find_p2pd
         from lowcomm_node.system.command import ONLY_ELSEWHERE, check_system
@@ -194,37 +234,36 @@ def _run(app: typer.Typer) -> int:
         try:
             check_system(find_p2pd)
         except NodeError as reason:
-            return _tell(str(reason), exit_code(reason), code_of(type(reason)))
+            return _fail(reason)
         raise
     except KeyboardInterrupt:
         return INTERRUPTED
-    except SystemExit as stop:
-        code = 1 if isinstance(stop.code, str) else stop.code
     except Exception as error:
         code = tell_usage(error)
         if code is None:
             raise
-    return code or 0
+        return code
 
 
 def _in_words(error: OSError) -> str:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     if error.filename is not None:
-        remedy = "name another path, or " + ("free some" if is_full else "correct its permissions")
-        return f"{error.filename}: {error.strerror}: {remedy}."
+        remedy = "free some" if is_full else "correct its permissions"
+        return f"{error.filename}: {error.strerror}: name another path, or {remedy}."
     if is_full:
         return f"{error.strerror}: free some where this command writes, or where its output goes."
     return f"{error.strerror or error}: --verbose shows where."
 
 
-def _tell(message: str, status: int, code: str) -> int:
+def _fail(error: LowcommError) -> int:
     """One line on stderr, and a JSON object where a program reads; for -v the traceback as well."""
-    arguments = sys.argv[1:]
+    status, arguments = exit_code(error), sys.argv[1:]
     if any(_VERBOSE.fullmatch(argument) for argument in arguments):
         traceback.print_exc()
     if "--json" in arguments:
-        print(json.dumps({"error": message, "code": code, "exit_code": status}))
-    print(f"error: {message}", file=sys.stderr)
+        content = {"error": str(error), "code": code_of(type(error)), "exit_code": status}
+        print(json.dumps(content))
+    print(f"error: {error}", file=sys.stderr)
     return status
 
 

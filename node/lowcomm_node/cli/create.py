@@ -1,86 +1,72 @@
 """``init``, ``create``, ``plan``: write a run, publish it, and what it costs on a line."""
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Here, command, run_async, setting
+from lowcomm_node.cli.common import Here, command, option, run_async, setting
 from lowcomm_node.errors import ConfigError
 
-UP = typer.Option(help="What a peer's line sends, a second.", metavar="20Mbit")
-DOWN = typer.Option(help="What it receives; default: as much as it sends.", metavar="100Mbit")
-STEP_SECONDS = typer.Option(
-    help="Seconds that a peer takes for an inner step.", metavar="SECONDS", show_default=False
-)
-PEERS = typer.Option("--peers", help="How many peers are expected.", metavar="N")
-LATENCY = typer.Option(
-    help="Milliseconds there and back between two peers; default: 50.", metavar="MS"
-)
-PARAMETERS = typer.Option(help="A model of about as many parameters.", metavar="1B")
+LINE = [
+    option("up", str, "What a peer's line sends, a second.", metavar="20Mbit"),
+    option("down", str, "What it receives; default: as much as it sends.", metavar="100Mbit"),
+    option(
+        "step_seconds", float, "Seconds that a peer takes for an inner step.", metavar="SECONDS"
+    ),
+    option("peers", int, "How many peers are expected.", metavar="N"),
+    option(
+        "latency",
+        float,
+        "Milliseconds there and back between two peers; default: 50.",
+        metavar="MS",
+    ),
+]
+Parameters = Annotated[
+    str | None, typer.Option(help="A model of about as many parameters.", metavar="1B")
+]
 
 
-@command()
+@command(groups={"line": LINE})
 def init(
-    file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("run.toml"),
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="lowcomm (the default), noloco, gossip, diloco, streaming-diloco or local."
-        ),
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="Inner optimizer, adamw or muon, if not the method's.")
-    ] = None,
-    name: Annotated[
-        str, typer.Option(help="Name of the run: a-z, 0-9, dots and dashes.")
-    ] = "my-run",
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Length of the run in swarm steps; default: 2000, with --parameters as many as "
-            "give 20 tokens a parameter.",
-            min=1,
-        ),
-    ] = None,
-    parameters: Annotated[str | None, PARAMETERS] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Take the best method and interval for a line.")
-    ] = False,
-    up: Annotated[str | None, UP] = None,
-    down: Annotated[str | None, DOWN] = None,
-    step_seconds: Annotated[float | None, STEP_SECONDS] = None,
-    peers: Annotated[int | None, PEERS] = None,
-    latency: Annotated[float | None, LATENCY] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all randomness of the run.", min=0)] = 0,
-    admission: Annotated[str, typer.Option(help="Who may join: open, invite or list.")] = "open",
-    member: Annotated[
-        list[str] | None, typer.Option(help="Peer id on the list; may be repeated.")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="The tokenizer.json that all peers use; default: bytes, without a file."),
-    ] = None,
-    from_: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="A folder of Hugging Face's with open weights, which the run begins with.",
-            metavar="DIR",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite the file.")] = False,
-    *,
     here: Here,
+    file: Annotated[Path, typer.Argument()] = Path("run.toml"),
+    method: str | None = None,
+    optimizer: str | None = None,
+    name: str = "my-run",
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    parameters: Parameters = None,
+    plan: Annotated[bool, typer.Option("--plan")] = False,
+    line: Any = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    admission: str = "open",
+    member: list[str] | None = None,
+    tokenizer: Path | None = None,
+    from_: Annotated[Path | None, typer.Option("--from", metavar="DIR")] = None,
+    force: bool = False,
 ) -> None:
     """Write a commented run specification to edit.
 
     Example: lowcomm-node init --method streaming-diloco run.toml
+
+    Args:
+        file: Where to write it.
+        method: lowcomm (the default), noloco, gossip, diloco, streaming-diloco or local.
+        optimizer: Inner optimizer, adamw or muon, if not the method's.
+        name: Name of the run: a-z, 0-9, dots and dashes.
+        steps: Length of the run in swarm steps; default: 2000, with --parameters as many as give
+            20 tokens a parameter.
+        plan: Take the best method and interval for a line.
+        seed: Seed of all randomness of the run.
+        admission: Who may join: open, invite or list.
+        member: Peer id on the list; may be repeated.
+        tokenizer: The tokenizer.json that all peers use; default: bytes, without a file.
+        from_: A folder of Hugging Face's with open weights, which the run begins with.
+        force: Overwrite the file.
     """
-    from lowcomm_node.cli import new_run
+    from lowcomm_node.cli import creator
     from lowcomm_node.planner.run_template import write_template
     from lowcomm_protocol.spec.presets import PRESETS
     from lowcomm_protocol.spec.run import parse_toml
@@ -90,44 +76,43 @@ def init(
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
     if parameters is not None and from_ is not None:
         raise ConfigError("--parameters and --from: open weights have a size of their own.")
-    weights = new_run.open_weights(from_) if from_ is not None else None
+    weights = creator.open_weights(from_) if from_ is not None else None
     if from_ is not None:
-        tokenizer = tokenizer or new_run.tokenizer_beside(from_)
-    chosen = new_run.tokenizer_file(str(tokenizer), weights, from_) if tokenizer else None
-    more: dict[str, Mapping[str, Any]] = {
+        tokenizer = tokenizer or creator.tokenizer_beside(from_)
+    words = creator.tokenizer_file(str(tokenizer), weights, from_) if tokenizer else None
+    more: dict[str, Any] = {
         "run": {"admission": admission} | ({"members": member} if member else {})
     }
     if parameters is not None:
         from lowcomm_node.planner.question import run_of_parameters  # loads torch
 
-        whole = run_of_parameters(parameters, peers, chosen.vocab if chosen else BYTES)
-        more["model"], steps = whole.model.model_dump(), steps or whole.run.steps
-    line = {"up": up, "down": down, "step_seconds": step_seconds, "peers": peers}
+        sized = run_of_parameters(parameters, line["peers"], words.vocab if words else BYTES)
+        more["model"], steps = sized.model.model_dump(), steps or sized.run.steps
 
-    def written() -> str:
+    def write() -> str:
         return write_template(
             name, method or "lowcomm", steps or 2000, seed,
-            optimizer=optimizer, more=more, tokenizer=chosen, weights=weights,
+            optimizer=optimizer, more=more, tokenizer=words, weights=weights,
         )  # fmt: skip
 
-    text, told = written(), ""
+    text, message = write(), ""
     if plan:
-        spec = parse_toml(text, str(file))
-        best = new_run.planned(spec, line | {"latency": latency}, method, optimizer)
-        method, optimizer = best.method, best.optimizer
-        more |= {"sync": best.settings, "plan": best.section}
-        text, told = written(), f"{best.reason}\n"
-    elif any(value is not None for value in line.values()):
+        method, optimizer, sections, reason = creator.apply_plan(
+            parse_toml(text, str(file)), line, method, optimizer
+        )
+        more |= sections
+        text, message = write(), f"{reason}\n"
+    elif any(line[name] is not None for name in ("up", "down", "step_seconds", "peers")):
         raise ConfigError("--up, --step-seconds and --peers are for --plan: give that, too.")
     spec = parse_toml(text, str(file))
-    warnings = [text for one in (weights, chosen) if one for text in one.warnings]
+    warnings = [warning for part in (weights, words) if part for warning in part.warnings]
     file.write_text(text, encoding="utf-8")
-    epochs = new_run.epochs_in_words(spec)
-    told += f"{epochs}\n" if epochs else ""
+    if epochs := creator.epochs_in_words(spec):
+        message += f"{epochs}\n"
     method = spec.sync.method
     here.show(
         {"file": str(file), "name": spec.run.name, "method": method, "warnings": warnings},
-        f"{told}{method}: {PRESETS[method].purpose}\n{file} written: edit it, "
+        f"{message}{method}: {PRESETS[method].purpose}\n{file} written: edit it, "
         f"then publish it with\n  lowcomm-node create {file} --peers ADDR"
         + "".join(f"\nwarning: {warning}" for warning in warnings),
     )
@@ -135,6 +120,7 @@ def init(
 
 @command()
 def create(
+    here: Here,
     file: Annotated[Path, typer.Argument(help="The run.toml to publish.")],
     peers: Annotated[list[str], setting("peers")],
     tokenizer: Annotated[
@@ -143,42 +129,42 @@ def create(
             "tokenizer", 'The tokenizer.json that all peers use, where data.tokenizer = "local".'
         ),
     ] = None,
-    *,
-    here: Here,
 ) -> None:
     """Sign a run specification with this node's key and publish it.
 
     Example: lowcomm-node create run.toml --peers ADDRESS
     """
-    from lowcomm_node.cli import new_run
-    from lowcomm_node.cli.publishing import publish_run
-    from lowcomm_node.data.tokenizer import keep_tokenizer, open_tokenizer
+    from lowcomm_node.cli import creator
+    from lowcomm_node.data.tokenizer import keep_tokenizer
     from lowcomm_node.storage.files import load_or_create_identity, write_atomic
     from lowcomm_protocol.spec.run import parse_toml, sign_run
+    from lowcomm_protocol.spec.sections import BUILTIN_TOKENS
 
     here.log()
     settings = here.settings(peers=peers, tokenizer=tokenizer)
     text = text_of(file)
-    spec = parse_toml(text, str(file), new_run.parameters_of)
+    spec = parse_toml(text, str(file), creator.parameters_of)
     if tokenizer is not None and spec.data.tokenizer != "local":
         raise ConfigError(
             f'--tokenizer {tokenizer}: {file} says data.tokenizer = "bytes": set "local", or leave '
             "the flag."
         )
-    spec = new_run.name_layout(new_run.name_tokenizer(spec, settings.tokenizer))
+    spec = creator.name_layout(creator.name_tokenizer(spec, settings.tokenizer))
+    words = creator.open_tokenizer_file(settings.tokenizer) if settings.tokenizer else None
+    tokens = BUILTIN_TOKENS.get(spec.data.tokenizer) or (words.vocab if words else None)
     warnings = [
-        new_run.check_size(spec),
-        new_run.check_line(spec, text, str(file)),
-        new_run.check_used(spec, new_run.tokens_of(spec, settings.tokenizer)),
+        creator.check_size(spec),
+        creator.check_line(spec, text, str(file)),
+        creator.check_used(spec, tokens),
     ]
     identity = load_or_create_identity(settings.paths.identity)
     run = sign_run(spec, identity)
-    kept = run_async(publish_run(settings, identity, run))
+    kept = run_async(creator.publish_run(settings, identity, run))
     write_atomic(settings.paths.signed_run(run.fingerprint), run.to_bytes(), 0o600)
-    if spec.data.tokenizer_sha256 and settings.tokenizer is not None:
+    if spec.data.tokenizer_sha256 and words is not None:
         # The node of this home hands it on.
-        keep_tokenizer(open_tokenizer(settings.tokenizer), settings.paths.run(run.fingerprint))
-    epochs = new_run.epochs_in_words(spec)
+        keep_tokenizer(words, settings.paths.run(run.fingerprint))
+    epochs = creator.epochs_in_words(spec)
     here.show(
         {
             "name": spec.run.name,
@@ -189,24 +175,19 @@ def create(
         },
         f"published {spec.run.name}@{run.fingerprint} ({spec.sync.method}, {spec.run.steps} "
         "steps)\n"
-        f"{new_run.keeping_in_words(kept)}\n"
-        f"join it with\n  {new_run.how_to_join(spec, settings.peers[0])}"
+        f"{creator.keeping_in_words(kept)}\n"
+        f"join it with\n  {creator.how_to_join(spec, settings.peers[0])}"
         + (f"\n{epochs}" if epochs else "")
         + "".join(f"\nwarning: {warning}" for warning in warnings if warning),
     )
 
 
-@command()
+@command(groups={"line": LINE})
 def plan(
-    file: Annotated[Path | None, typer.Argument(help="A run.toml.", metavar="[RUN.TOML]")] = None,
-    parameters: Annotated[str | None, PARAMETERS] = None,
-    up: Annotated[str | None, UP] = None,
-    down: Annotated[str | None, DOWN] = None,
-    step_seconds: Annotated[float | None, STEP_SECONDS] = None,
-    peers: Annotated[int | None, PEERS] = None,
-    latency: Annotated[float | None, LATENCY] = None,
-    *,
     here: Here,
+    file: Annotated[Path | None, typer.Argument(help="A run.toml.", metavar="[RUN.TOML]")] = None,
+    parameters: Parameters = None,
+    line: Any = None,
 ) -> None:
     """Estimate what each method costs on a line, and what of all-reduce's gain it keeps there.
 
@@ -214,28 +195,26 @@ def plan(
 
     Example: lowcomm-node plan run.toml --up 20Mbit --step-seconds 2 --peers 8
     """
-    from lowcomm_node.cli.new_run import parameters_of
+    from lowcomm_node.cli.creator import parameters_of
     from lowcomm_node.planner.plan import plan as plan_methods
-    from lowcomm_node.planner.question import SECTION, question_of, run_of_parameters
+    from lowcomm_node.planner.question import question_of, run_of_parameters
     from lowcomm_node.planner.words import plan_in_words
     from lowcomm_protocol.spec.run import parse_toml
 
     section = None
     if file is not None and parameters is None:
         text = text_of(file)
-        spec, section = parse_toml(text, str(file), parameters_of), tomllib.loads(text).get(SECTION)
+        spec, section = parse_toml(text, str(file), parameters_of), tomllib.loads(text).get("plan")
     elif parameters is not None and file is None:
-        spec = run_of_parameters(parameters, peers)
+        spec = run_of_parameters(parameters, line["peers"])
     else:
         raise ConfigError(
             "plan needs a run.toml (write one with `lowcomm-node init`) or --parameters, and not "
             "both."
         )
-    options = {
-        "up": up, "down": down, "step_seconds": step_seconds, "peers": peers, "latency": latency
-    }  # fmt: skip
-    told = plan_methods(question_of(spec, options, section, str(file)), from_file=file is not None)
-    here.show(told, plan_in_words(told))
+    question = question_of(spec, line, section, str(file))
+    planned = plan_methods(question, from_file=file is not None)
+    here.show(planned, plan_in_words(planned))
 
 
 def text_of(file: Path) -> str:

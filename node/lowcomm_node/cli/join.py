@@ -1,35 +1,60 @@
-"""``join``: take part in a run. The command is the daemon."""
+"""``join``: take part in a run. The command is the daemon: signals, the service manager, output."""
 
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from time import localtime, monotonic, strftime, time
+from typing import TYPE_CHECKING, Annotated, Any
 
+import psutil
 import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
 
-from lowcomm_node.cli.common import Here, command, read_settings
+from lowcomm_node.cli.common import Here, command, read_settings, run_async, setting_options
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.system.command import check_port, importing
+from lowcomm_node.status.events import Contributed, Notice
+from lowcomm_node.status.words import (
+    condition,
+    contribution,
+    event_in_words,
+    progress_in_words,
+    summary,
+    tell_farewell,
+)
+from lowcomm_node.system.command import check_port, ending_signals, importing, say
+from lowcomm_node.system.logs import log
 from lowcomm_node.system.systemd import ServiceManager
+from lowcomm_node.system.units import clean
 
-ROOM = 64 * 1024
-"""Bytes that a home must have room for."""
+if TYPE_CHECKING:
+    from lowcomm_node.node.node import Node
+
+REFRESH = 0.5
+PROGRESS_EVERY = 10.0
+"""Seconds between two lines on progress, where there is no terminal."""
+LEAST_ROOM = bytes(64 * 1024)
+"""What a home must have room for."""
 
 
-@command(home=False, settings=())
+@command(home=False, groups={"flags": setting_options()})
 def join(
-    flags: dict[str, Any],
-    web: Annotated[
-        bool, typer.Option("--web", help="Print a link to the node's page, which works once.")
-    ] = False,
-    *,
-    here: Here,
+    here: Here, flags: dict[str, Any], web: Annotated[bool, typer.Option("--web")] = False
 ) -> None:
     """Join a run and train until it is over. Ctrl-C finishes cleanly; a second Ctrl-C stops at
     once.
 
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+
+    Args:
+        web: Print a link to the node's page, which works once.
     """
     from lowcomm_node.net.p2pd import find_p2pd
     from lowcomm_node.system.command import check_system, raise_descriptors
@@ -49,7 +74,6 @@ def join(
         trainer.launch()  # it imports torch while the daemon imports its own
     with importing():
         from lowcomm_node.catalogue import WarningCode
-        from lowcomm_node.cli.running import run_daemon
         from lowcomm_node.node.node import Node
         from lowcomm_node.owner.limits import keep_settings
 
@@ -61,7 +85,20 @@ def join(
     daemon = Node(settings, trainer, availability)
     for warning in loaded.warnings:
         daemon.board.warn(WarningCode.SETTINGS, warning)
-    raise SystemExit(run_daemon(daemon, manager, here.as_json, web))
+    if web:
+        daemon.control.on_link = lambda link: print(f"in a browser, once: {link}", file=sys.stderr)
+    show = _print_words
+    if here.as_json or sys.stdout.isatty():
+        show = _print_events if here.as_json else _show_panel
+    try:
+        code = run_async(_run(daemon, manager, show))
+    finally:
+        # At the end, whatever its cause, show where the model lies and what this node gave.
+        if daemon.part is not None and daemon.part.training.ready is not None:
+            given = contribution(daemon.controls.status())
+            news = Notice(time(), Contributed(**vars(given)))
+            say(json.dumps(news.to_json()) if here.as_json else tell_farewell(given, settings.home))
+    raise SystemExit(code)
 
 
 def _refuse_at_once(settings: NodeSettings) -> None:
@@ -71,7 +108,7 @@ def _refuse_at_once(settings: NodeSettings) -> None:
 
     with home_lock(settings.paths.lock):
         room = settings.home / ".room"
-        write_atomic(room, bytes(ROOM))
+        write_atomic(room, LEAST_ROOM)
         room.unlink()
     for option, named in (("tokenizer", settings.tokenizer), ("weights", settings.weights)):
         if named is not None and not Path(named).expanduser().exists():
@@ -85,3 +122,99 @@ def _refuse_at_once(settings: NodeSettings) -> None:
     for option, port in (("port", settings.port), ("dht-port", settings.dht_port)):
         check_port(host, port, option)
     check_port("127.0.0.1", settings.control_port, "control-port")
+
+
+async def _run(
+    daemon: "Node", manager: ServiceManager, show: Callable[["Node"], Coroutine[Any, Any, None]]
+) -> int:
+    _finish_on_signal(daemon, manager)
+    attending = asyncio.create_task(manager.attend(lambda: condition(daemon.controls.status())))
+    showing = asyncio.create_task(show(daemon))
+    try:
+        return await daemon.run()
+    finally:
+        manager.stopping()
+        # The last news is still shown.
+        await asyncio.wait({showing}, timeout=REFRESH / 5)
+        for task in (attending, showing):
+            task.cancel()
+        _, shown = await asyncio.gather(attending, showing, return_exceptions=True)
+        if isinstance(shown, Exception):
+            log.error("join.not_shown", error=repr(shown))
+
+
+def _finish_on_signal(daemon: "Node", manager: ServiceManager) -> None:
+    """SIGINT finishes. SIGTERM, whose sender may kill us in 10 s, and SIGHUP save and leave. A
+    second: stop now."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def on_signal(number: int) -> None:
+        nonlocal asked
+        manager.stopping()
+        if asked:
+            daemon.controls.request_stop()
+        elif number == signal.SIGINT:
+            daemon.controls.request_finish()
+        else:
+            daemon.controls.request_stop(now=False)
+        asked = True
+
+    for number in (signal.SIGINT, *ending_signals()):
+        loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGTSTP, _suspend)
+
+
+def _suspend() -> None:
+    """Ctrl-Z: stop with trainer and p2pd, which the terminal does not reach, and go on with
+    them."""
+    children = psutil.Process().children()
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.suspend()
+    os.kill(os.getpid(), signal.SIGSTOP)  # returns once we go on
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.resume()
+
+
+async def _print_events(daemon: "Node") -> None:
+    events = daemon.board.subscribe(every_step=False)
+    while True:
+        say(json.dumps((await events.get()).to_json()))
+
+
+async def _print_words(daemon: "Node") -> None:
+    """Print each event, and progress at times where it has changed."""
+    events = daemon.board.subscribe(every_step=False)
+    due, shown = monotonic() + PROGRESS_EVERY, ""
+    while True:
+        lines: list[str] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, due - monotonic())):
+                lines.append(event_in_words((await events.get()).event) or "")
+        if monotonic() >= due:
+            due = monotonic() + PROGRESS_EVERY
+            status = daemon.controls.status()
+            is_training = status.phase == "training"
+            progress = progress_in_words(status) if is_training else summary(status)
+            if progress != shown:
+                shown = progress
+                lines.append(clean(progress))
+        for line in filter(None, lines):
+            say(f"{strftime('%H:%M:%S', localtime())} {line}")
+
+
+async def _show_panel(daemon: "Node") -> None:
+    from lowcomm_node.status.panel import ROUNDS, node_panel
+
+    def panel() -> RenderableType:
+        return node_panel(daemon.controls.status(), daemon.controls.rounds(ROUNDS))
+
+    with Live(console=Console(), auto_refresh=False, transient=False) as live:
+        try:
+            while True:
+                live.update(panel(), refresh=True)
+                await asyncio.sleep(REFRESH)
+        finally:
+            live.update(panel(), refresh=True)

@@ -15,8 +15,6 @@ from rich.text import Text
 from lowcomm_node.cli.common import Here, command, read_settings, run_async, setting
 from lowcomm_node.doctor.findings import Finding, exit_code
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
-from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.status.model import Ping
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.units import clean, milliseconds, rate
 
@@ -24,16 +22,7 @@ _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red", "unknown": "
 
 
 @command()
-def doctor(
-    peers: Annotated[
-        list[str] | None,
-        setting(
-            "peers", "Address of the swarm, where no node runs; default: what this home is set to."
-        ),
-    ] = None,
-    *,
-    here: Here,
-) -> None:
+def doctor(here: Here, peers: Annotated[list[str] | None, setting("peers")] = None) -> None:
     """Find what is wrong with this machine or its network, and say what to do about it.
 
     The node of this home does it if it runs. Peers are asked to call this machine
@@ -42,10 +31,20 @@ def doctor(
     Exit code: 0 if nothing is broken, 4 if something is, 6 if no peer answers.
 
     Example: lowcomm-node doctor --peers ADDRESS
+
+    Args:
+        peers: Address of the swarm, where no node runs; default: what this home is set to.
     """
     here.log()
     settings = here.settings(peers=peers)
-    findings = _examine(here, settings, peers or [])
+    try:
+        with here.node() as client:
+            findings = [Finding.from_json(found) for found in client.doctor(peers or [])]
+    except (NotRunning, Unhealthy) as error:
+        from lowcomm_node.doctor.run import examine_alone  # takes seconds to import
+
+        hangs = isinstance(error, Unhealthy)
+        findings = run_async(examine_alone(settings, str(error), hangs))
     code = exit_code(findings)
     if here.as_json:
         here.show({"exit_code": code, "findings": [finding.to_json() for finding in findings]}, "")
@@ -54,77 +53,51 @@ def doctor(
     raise SystemExit(code)
 
 
+def _print_findings(findings: Sequence[Finding]) -> None:
+    # One remedy may mend several findings.
+    remedies = list(dict.fromkeys(finding.remedy for finding in findings if finding.remedy))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for finding in findings:
+        state = Text(finding.state.value, _STYLES[finding.state.value])
+        see = f"see {remedies.index(finding.remedy) + 1}" if finding.remedy else ""
+        table.add_row(finding.name, state, _folded(finding.value), Text(see, "dim", no_wrap=True))
+    console = Console(highlight=False)
+    console.print(table)
+    if remedies:
+        console.print(Text("\nwhat to do", "bold"))
+    for number, remedy in enumerate(remedies, 1):
+        # Not wrapped, so that commands can be copied.
+        console.print(Text(f"{number}. {clean(remedy)}"), soft_wrap=True)
+
+
 @command()
-def ping(
-    peer: Annotated[
-        str,
-        typer.Argument(
-            help="Peer id, its beginning, or its last characters as `peers` shows them."
-        ),
-    ],
-    *,
-    here: Here,
-) -> None:
+def ping(here: Here, peer: str) -> None:
     """Measure latency and rate on each route to a peer of the run; the node of this home must run.
 
     Sends and receives up to 8 MB on each route, within the node's limits.
     Exit code 4 if no route works.
 
     Example: lowcomm-node ping 8fX2aA
+
+    Args:
+        peer: Peer id, its beginning, or its last characters as `peers` shows them.
     """
     with here.node() as client:
-        found = client.ping(peer)
+        answer = client.ping(peer)
     if here.as_json:
-        here.show(found, "")
+        here.show(answer, "")
     else:
-        _print_routes(found)
-    if all(route.up is None for route in found.routes):
+        table = Table(
+            "route", "round trip", "up", "down", "", box=None, pad_edge=False, header_style="dim"
+        )
+        for route in answer.routes:
+            figures = (milliseconds(route.round_trip), rate(route.up), rate(route.down))
+            table.add_row(_folded(route.route), *figures, _folded(route.reason))
+        console = Console(highlight=False)
+        console.print(answer.peer_id, soft_wrap=True)
+        console.print(table)
+    if all(route.up is None for route in answer.routes):
         raise Unhealthy("No route to that peer works: `lowcomm-node doctor` looks at this end.")
-
-
-def _examine(here: Here, settings: NodeSettings, peers: Sequence[str]) -> Sequence[Finding]:
-    """Ask the node of this home if it runs, else examine from here."""
-    try:
-        with here.node() as client:
-            return [Finding.from_json(found) for found in client.doctor(peers)]
-    except (NotRunning, Unhealthy) as error:
-        absent, hangs = str(error), isinstance(error, Unhealthy)
-    from lowcomm_node.doctor.run import examine_alone  # takes seconds to import
-
-    return run_async(examine_alone(settings, absent, hangs))
-
-
-def _print_findings(findings: Sequence[Finding]) -> None:
-    # One remedy may mend several findings.
-    numbers = {
-        remedy: number
-        for number, remedy in enumerate(dict.fromkeys(f.remedy for f in findings if f.remedy), 1)
-    }
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for finding in findings:
-        state = Text(finding.state.value, _STYLES[finding.state.value])
-        see = f"see {numbers[finding.remedy]}" if finding.remedy else ""
-        table.add_row(finding.name, state, _folded(finding.value), Text(see, "dim", no_wrap=True))
-    console = Console(highlight=False)
-    console.print(table)
-    if numbers:
-        console.print(Text("\nwhat to do", "bold"))
-    for remedy, number in numbers.items():
-        console.print(
-            Text(f"{number}. {clean(remedy)}"), soft_wrap=True
-        )  # so that commands can be copied
-
-
-def _print_routes(found: Ping) -> None:
-    table = Table(
-        "route", "round trip", "up", "down", "", box=None, pad_edge=False, header_style="dim"
-    )
-    for route in found.routes:
-        figures = (milliseconds(route.round_trip), rate(route.up), rate(route.down))
-        table.add_row(_folded(route.route), *figures, _folded(route.reason))
-    console = Console(highlight=False)
-    console.print(found.peer_id, soft_wrap=True)
-    console.print(table)
 
 
 def _folded(text: str) -> Text:
@@ -140,13 +113,13 @@ def show_id(here: Here) -> None:
     """
     from lowcomm_node.storage.files import load_or_create_identity
 
-    folder = Paths(here.folder)
-    peer_id = load_or_create_identity(folder.identity).peer_id
+    key = Paths(here.folder).identity
+    peer_id = load_or_create_identity(key).peer_id
     addresses: list[str] = []
     with suppress(NodeError), here.node() as client:
         addresses = list(client.status().entry_points)
-    found = {"peer_id": peer_id, "key": str(folder.identity), "addresses": addresses}
-    here.show(found, "\n".join([peer_id, *(f"  {address}" for address in addresses)]))
+    content = {"peer_id": peer_id, "key": str(key), "addresses": addresses}
+    here.show(content, "\n".join([peer_id, *(f"  {address}" for address in addresses)]))
 
 
 @command()
@@ -154,17 +127,17 @@ def paths(here: Here) -> None:
     """Show where the files of this node lie."""
     folder = Paths(here.folder)
     names = ("home", "identity", "config", "control", "lock", "runs", "data")
-    found = {name: str(getattr(folder, name)) for name in names}
-    here.show(found, "\n".join(f"{name:<9}{path}" for name, path in found.items()))
+    content = {name: str(getattr(folder, name)) for name in names}
+    here.show(content, "\n".join(f"{name:<9}{path}" for name, path in content.items()))
 
 
 @command()
 def config(here: Here) -> None:
     """Show every setting, its value, and where it was set."""
     loaded = read_settings({"home": here.home})
-    values = loaded.settings.model_dump(mode="json")
     content = {
-        key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()
+        key: {"value": value, "source": loaded.sources[key]}
+        for key, value in loaded.settings.model_dump(mode="json").items()
     }
     lines = [f"{key:<18}{entry['value']!s:<24} {entry['source']}" for key, entry in content.items()]
     here.show(content, "\n".join(lines))
@@ -172,31 +145,31 @@ def config(here: Here) -> None:
 
 @command(home=False)
 def demo(
-    nodes: Annotated[int, typer.Option(help="How many nodes.", min=1, max=16)] = 3,
-    steps: Annotated[int, typer.Option(help="Swarm steps.", min=1)] = 400,
-    method: Annotated[
-        str, typer.Option(help="lowcomm, noloco, gossip, diloco, streaming-diloco or local.")
-    ] = "lowcomm",
-    text: Annotated[
-        str, typer.Option(help="stories: tiny ones from a grammar; python: its standard library.")
-    ] = "stories",
-    optimizer: Annotated[
-        str | None, typer.Option(help="Inner optimizer, adamw or muon, if not the method's.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
-    interval: Annotated[
-        int | None, typer.Option(help="Swarm steps between two syncs of a fragment.", min=1)
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--home", help="Where everything lies; default: a new folder.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds, at most.")] = 900.0,
-    *,
     here: Here,
+    nodes: Annotated[int, typer.Option(min=1, max=16)] = 3,
+    steps: Annotated[int, typer.Option(min=1)] = 400,
+    method: str = "lowcomm",
+    text: str = "stories",
+    optimizer: str | None = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    interval: Annotated[int | None, typer.Option(min=1)] = None,
+    folder: Annotated[Path | None, typer.Option("--home")] = None,
+    timeout: float = 900.0,
 ) -> None:
     """Start a bootstrap server and a few nodes on loopback, train, and show what they learned.
 
     Example: lowcomm-node demo --nodes 4 --method streaming-diloco
+
+    Args:
+        nodes: How many nodes.
+        steps: Swarm steps.
+        method: lowcomm, noloco, gossip, diloco, streaming-diloco or local.
+        text: stories: tiny ones from a grammar; python: its standard library.
+        optimizer: Inner optimizer, adamw or muon, if not the method's.
+        seed: Seed of the run.
+        interval: Swarm steps between two syncs of a fragment.
+        folder: Where everything lies; default: a new folder.
+        timeout: Seconds, at most.
     """
     from lowcomm_node.net.p2pd import find_p2pd
     from lowcomm_node.system.command import check_system
@@ -208,17 +181,9 @@ def demo(
 
     if text not in TEXTS:
         raise ConfigError(f"--text {text} is not known: choose {' or '.join(TEXTS)}.")
-    swarm = Demo(
-        nodes=nodes,
-        steps=steps,
-        method=method,
-        text=text,
-        optimizer=optimizer,
-        seed=seed,
-        interval=interval,
-        folder=folder,
-        timeout=timeout,
+    result = Demo(
+        nodes=nodes, steps=steps, method=method, text=text, optimizer=optimizer, seed=seed,
+        interval=interval, folder=folder, timeout=timeout,
         show=not here.as_json and here.level >= 0,
-    )
-    result = swarm.run()
+    ).run()  # fmt: skip
     print(json.dumps(asdict(result)) if here.as_json else render(result))

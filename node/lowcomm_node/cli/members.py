@@ -12,43 +12,49 @@ from lowcomm_node.cli.common import Here, command, run_async, setting
 from lowcomm_node.errors import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-
 _DURATION = re.compile(r"([1-9]\d{0,8})([smhdw])")
-
 _MAX_DAYS = 3660
-
 Run = Annotated[
     str | None,
     typer.Option("--run", help="NAME or NAME@FINGERPRINT; default: the only run created here."),
+]
+Peers = Annotated[
+    list[str] | None,
+    setting("peers", "Address of the swarm; default: the node of this home, or its settings."),
 ]
 
 
 @command()
 def invite(
-    uses: Annotated[int, typer.Option(help="How many peers may use it.", min=1, max=1024)] = 1,
-    expires: Annotated[
-        str,
-        typer.Option(help="How long the invite and those who used it may take part: 12h, 7d, 8w."),
-    ] = "30d",
-    for_: Annotated[
-        str | None, typer.Option("--for", help="The only peer id that may use it.")
-    ] = None,
-    run: Run = None,
-    *,
     here: Here,
+    uses: Annotated[int, typer.Option(min=1, max=1024)] = 1,
+    expires: str = "30d",
+    for_: Annotated[str | None, typer.Option("--for")] = None,
+    run: Run = None,
 ) -> None:
     """Make an invite to a run of ours with admission = "invite". Needs no network.
 
     Example: lowcomm-node invite --uses 5 --expires 8w
+
+    Args:
+        uses: How many peers may use it.
+        expires: How long the invite and those who used it may take part: 12h, 7d, 8w.
+        for_: The only peer id that may use it.
     """
     from lowcomm_node.storage.files import read_small
     from lowcomm_node.storage.paths import Paths
-    from lowcomm_node.swarm.find_run import created_run
+    from lowcomm_node.swarm.find_run import created_run, name_of
     from lowcomm_protocol.identity import KEY_BYTES
     from lowcomm_protocol.peers.invites import issue_invite
     from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, newest
 
-    seconds = parse_duration(expires)
+    duration = _DURATION.fullmatch(expires)
+    seconds = int(duration[1]) * _SECONDS[duration[2]] if duration else 0
+    if not 0 < seconds <= _MAX_DAYS * 86_400:
+        raise ConfigError(
+            f"--expires {expires[:40]}: expected a time such as 12h, 7d or 8w, at most "
+            f"{_MAX_DAYS}d."
+        )
     peer_id = _check_peer_id(for_) if for_ is not None else ""
     if peer_id and uses != 1:
         raise ConfigError(
@@ -56,7 +62,7 @@ def invite(
         )
     paths = Paths(here.folder)
     identity, signed = created_run(paths, run)
-    name = f"{signed.spec.run.name}@{signed.fingerprint}"
+    name = name_of(signed)
     kept = read_small(paths.amendments(signed.fingerprint), MAX_CHAIN_BYTES)
     admission = newest(signed.spec, signed.run_id, [kept]).last.run.admission
     if admission != "invite":
@@ -67,105 +73,84 @@ def invite(
         )
     secret = secrets.token_bytes(KEY_BYTES)
     token = issue_invite(identity, signed.run_id, secret, time.time() + seconds, uses, peer_id)
-    made = token.invite
+    made, text = token.invite, token.text()
     content = {
-        "invite": token.text(),
-        "invite_id": made.invite_id,
-        "run": name,
-        "uses": made.uses,
-        "expires": made.expires,
-        "peer_id": peer_id or None,
-    }
+        "invite": text, "invite_id": made.invite_id, "run": name, "uses": made.uses,
+        "expires": made.expires, "peer_id": peer_id or None,
+    }  # fmt: skip
     several = f"for {made.uses} peers, whoever they are" if made.uses > 1 else "for one peer"
-    whom = f"for {peer_id}" if peer_id else several
+    guests = f"for {peer_id}" if peer_id else several
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))
-    lines = [
-        token.text(),
-        "",
-        f"an invite to {name} {whom}; those who come by it are out on {until}. Send it over a "
-        "private channel:",
-        "whoever has it can use it. They join with",
-        "  LOWCOMM_INVITE=invite... lowcomm-node join --peers ADDR",
-        "take it back, and all who came by it, with",
+    here.show(
+        content,
+        f"{text}\n\n"
+        f"an invite to {name} {guests}; those who come by it are out on {until}. Send it over a "
+        "private channel:\n"
+        "whoever has it can use it. They join with\n"
+        "  LOWCOMM_INVITE=invite... lowcomm-node join --peers ADDR\n"
+        "take it back, and all who came by it, with\n"
         f"  lowcomm-node remove {made.invite_id}",
-    ]
-    here.show(content, "\n".join(lines))
+    )
 
 
 @command()
 def remove(
-    who: Annotated[list[str], typer.Argument(help="Peer ids, ids of invites, or invites.")],
-    undo: Annotated[bool, typer.Option("--undo", help="Let them take part again.")] = False,
-    peers: Annotated[
-        list[str] | None,
-        setting("peers", "Address of the swarm; default: the node of this home, or its settings."),
-    ] = None,
-    run: Run = None,
-    *,
     here: Here,
+    who: list[str],
+    undo: Annotated[bool, typer.Option("--undo")] = False,
+    peers: Peers = None,
+    run: Run = None,
 ) -> None:
     """Remove peers or invites from a run of ours: all its peers know within a minute.
 
     Example: lowcomm-node remove 12D3KooW... --peers ADDRESS
+
+    Args:
+        who: Peer ids, ids of invites, or invites.
+        undo: Let them take part again.
     """
-    from lowcomm_node.cli.publishing import publish_removals, with_entry_points
-    from lowcomm_node.swarm.find_run import created_run
+    from lowcomm_node.cli.creator import publish_removals, with_entry_points
+    from lowcomm_node.swarm.find_run import created_run, name_of
 
     here.log()
-    names = frozenset(_name_of(text) for text in who)
+    names = frozenset(map(_id_of, who))
     settings = here.settings(peers=peers)
     identity, signed = created_run(settings.paths, run)
-    removals = run_async(
-        publish_removals(with_entry_points(settings, signed), identity, signed, names, undo)
-    )
-    name = f"{signed.spec.run.name}@{signed.fingerprint}"
-    content = {"run": name, "version": removals.version, "removed": sorted(removals.ids)}
-    told = f"{'let in again' if undo else 'removed'}: {', '.join(sorted(names))}"
+    settings = with_entry_points(settings, signed)
+    removals = run_async(publish_removals(settings, identity, signed, names, undo))
+    name = name_of(signed)
     here.show(
-        content,
-        f"{told}\n{name} has {len(removals.ids)} removed peers and invites; all know within a "
-        "minute",
+        {"run": name, "version": removals.version, "removed": sorted(removals.ids)},
+        f"{'let in again' if undo else 'removed'}: {', '.join(sorted(names))}\n"
+        f"{name} has {len(removals.ids)} removed peers and invites; all know within a minute",
     )
 
 
 @command()
 def amend(
-    set_: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            help="SETTING=VALUE; may be repeated: run.steps, train.learning_rate, "
-            "train.final_learning_rate, train.warmup, train.schedule, train.decay, "
-            "run.description, run.admission, run.members.",
-        ),
-    ],
-    at: Annotated[
-        int | None,
-        typer.Option(
-            "--at",
-            help="First swarm step with the change; default for run.description, run.admission and "
-            "run.members: at once.",
-            min=0,
-        ),
-    ] = None,
-    peers: Annotated[
-        list[str] | None,
-        setting("peers", "Address of the swarm; default: the node of this home, or its settings."),
-    ] = None,
-    run: Run = None,
-    *,
     here: Here,
+    set_: Annotated[list[str], typer.Option("--set")],
+    at: Annotated[int | None, typer.Option("--at", min=0)] = None,
+    peers: Peers = None,
+    run: Run = None,
 ) -> None:
     """Change a run of ours while it trains: every peer follows from the same swarm step on.
 
     Example: lowcomm-node amend --set run.steps=20000 --at 12000
+
+    Args:
+        set_: SETTING=VALUE; may be repeated: run.steps, train.learning_rate,
+            train.final_learning_rate, train.warmup, train.schedule, train.decay, run.description,
+            run.admission, run.members.
+        at: First swarm step with the change; default for run.description, run.admission and
+            run.members: at once.
     """
-    from lowcomm_node.cli.publishing import publish_amendment, with_entry_points
-    from lowcomm_node.swarm.find_run import created_run
+    from lowcomm_node.cli.creator import publish_amendment, with_entry_points
+    from lowcomm_node.swarm.find_run import created_run, name_of
     from lowcomm_protocol.spec.amendments import SCHEDULE
 
     here.log()
-    changes = dict(map(parse_change, set_))
+    changes = dict(map(_parse_change, set_))
     if at is None and any(name in SCHEDULE for name in changes):
         raise ConfigError(
             "--at is missing: name the swarm step from which the change holds, a minute ahead of "
@@ -173,53 +158,40 @@ def amend(
         )
     settings = here.settings(peers=peers)
     identity, signed = created_run(settings.paths, run)
-    chain = run_async(
-        publish_amendment(with_entry_points(settings, signed), identity, signed, at, changes)
-    )
-    name, made = f"{signed.spec.run.name}@{signed.fingerprint}", chain.links[-1]
-    content = {"run": name, "number": made.number, "at": made.at, "settings": dict(made.settings)}
+    settings = with_entry_points(settings, signed)
+    chain = run_async(publish_amendment(settings, identity, signed, at, changes))
+    name, made = name_of(signed), chain.links[-1]
     here.show(
-        content,
+        {"run": name, "number": made.number, "at": made.at, "settings": dict(made.settings)},
         f"{name}: {made}\nall peers know within a minute; `lowcomm-node status` shows what is in "
         "force",
     )
 
 
-def parse_change(text: str) -> tuple[str, Any]:
+def _parse_change(text: str) -> tuple[str, Any]:
     """Read SETTING=VALUE. Raises ConfigError."""
     from lowcomm_protocol.spec.amendments import AMENDABLE
 
     name, equals, value = text.partition("=")
-    name = name.strip()
+    name, reason = name.strip(), ""
     if not equals or not name:
-        raise ConfigError(f"--set {text[:80]}: expected SETTING=VALUE, such as run.steps=20000.")
-    if name not in AMENDABLE:
-        raise ConfigError(
-            f"--set {text[:80]}: this can't be changed while a run trains; these can: "
-            f"{', '.join(AMENDABLE)}."
-        )
-    if name == "run.members":
+        reason = "expected SETTING=VALUE, such as run.steps=20000"
+    elif name not in AMENDABLE:
+        known = ", ".join(AMENDABLE)
+        reason = f"this can't be changed while a run trains; these can: {known}"
+    elif name == "run.members":
         return name, [member.strip() for member in value.split(",") if member.strip()]
-    if name in ("run.description", "run.admission"):
+    elif name in ("run.description", "run.admission"):
         return name, value
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        raise ConfigError(f"--set {text[:80]}: {value[:40]!r} is no number.") from None
+    else:
+        try:
+            return name, json.loads(value)
+        except ValueError:
+            reason = f"{value[:40]!r} is no number"
+    raise ConfigError(f"--set {text[:80]}: {reason}.")
 
 
-def parse_duration(text: str) -> int:
-    """Seconds of ``90s``, ``12h``, ``7d``, ``8w``. Raises ConfigError."""
-    match = _DURATION.fullmatch(text)
-    seconds = int(match[1]) * _SECONDS[match[2]] if match else 0
-    if not 0 < seconds <= _MAX_DAYS * 86_400:
-        raise ConfigError(
-            f"--expires {text[:40]}: expected a time such as 12h, 7d or 8w, at most {_MAX_DAYS}d."
-        )
-    return seconds
-
-
-def _name_of(text: str) -> str:
+def _id_of(text: str) -> str:
     """The peer id, or the id of an invite, that the creator means. Raises ConfigError."""
     from lowcomm_protocol.errors import AdmissionError
     from lowcomm_protocol.peers.invites import read_token

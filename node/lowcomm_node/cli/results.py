@@ -6,53 +6,56 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Here, app, command, read_settings, setting
+from lowcomm_node.cli.common import Here, app, command, newest, read_settings, setting
 from lowcomm_node.cli.watch import Run, journal_path
-from lowcomm_node.errors import CheckpointError, ConfigError, NodeError, NotRunning
+from lowcomm_node.errors import CheckpointError, NodeError, NotRunning
 from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.storage.paths import Paths, absolute
 from lowcomm_node.system.command import unwinding_signals
 from lowcomm_node.system.units import clean, size
 
+if TYPE_CHECKING:
+    from lowcomm_node.storage.checkpoint import CheckpointStore
+
 checkpoints = typer.Typer(
     help="Checkpoints of this node: list, verify, export, publish.", no_args_is_help=True
 )
 app.add_typer(checkpoints, name="checkpoint")
+_IN_WORDS = {
+    Weights.AVERAGE: "the mean of the slow weights of this node and {} of its peers",
+    Weights.SLOW: "the slow weights of this node",
+    Weights.FAST: "the fast weights of this node",
+}
 
 
 @command("ls", of=checkpoints)
-def list_(run: Run = None, *, here: Here) -> None:
+def list_(here: Here, run: Run = None) -> None:
     """List checkpoints, the oldest first."""
-    store = _store(here, run)
-    found = [
+    kept = [
         {"step": info.step, "time": info.created_at, "bytes": info.size, "path": str(info.path)}
-        for info in store.entries()
+        for info in _store(here, run).entries()
     ]
     lines = [
         f"{entry['step']:>10}  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(entry['time']))} "
         f" {size(entry['bytes']):>9}  {entry['path']}"
-        for entry in found
+        for entry in kept
     ]
-    here.show(found, "\n".join(lines) or "no checkpoint yet")
+    here.show(kept, "\n".join(lines) or "no checkpoint yet")
 
 
 @command(of=checkpoints)
-def verify(run: Run = None, *, here: Here) -> None:
+def verify(here: Here, run: Run = None) -> None:
     """Read every byte of every checkpoint, and report damage."""
     store = _store(here, run)
-    found = {step: store.verify(step) for step in store.steps()}
-    lines = [
-        f"{step:>10}  {'ok' if not problems else '; '.join(problems)}"
-        for step, problems in found.items()
-    ]
-    here.show(found, "\n".join(lines) or "no checkpoint yet")
-    if any(found.values()):
-        damaged = ", ".join(str(step) for step, problems in found.items() if problems)
+    problems = {step: store.verify(step) for step in store.steps()}
+    lines = [f"{step:>10}  {'; '.join(found) or 'ok'}" for step, found in problems.items()]
+    here.show(problems, "\n".join(lines) or "no checkpoint yet")
+    if damaged := ", ".join(str(step) for step, found in problems.items() if found):
         raise CheckpointError(
             f"Damaged: {damaged}. A restart resumes from the newest sound one; delete the others."
         )
@@ -60,37 +63,33 @@ def verify(run: Run = None, *, here: Here) -> None:
 
 @command(of=checkpoints)
 def export(
-    folder: Annotated[Path, typer.Argument(help="New folder.")],
-    format_: Annotated[
-        Format, typer.Option("--format", help="For which programs: see docs/models.md.")
-    ] = Format.HF,
-    dtype: Annotated[
-        Dtype, typer.Option(help="Precision of the weights; q8_0 with --format gguf.")
-    ] = Dtype.FLOAT32,
-    weights: Annotated[
-        Weights | None,
-        typer.Option(
-            help="average: the slow weights, which the peers agree on, of this node and three "
-            "peers; slow: of this node; fast: what it trains. Default: average where it runs, else "
-            "slow where there are any."
-        ),
-    ] = None,
-    step: Annotated[int | None, typer.Option(help="Which; default: the newest.")] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Its tokenizer.json, where the home keeps no copy.")
-    ] = None,
-    run: Run = None,
-    *,
     here: Here,
+    folder: Path,
+    format_: Annotated[Format, typer.Option("--format")] = Format.HF,
+    dtype: Dtype = Dtype.FLOAT32,
+    weights: Weights | None = None,
+    step: int | None = None,
+    tokenizer: str | None = None,
+    run: Run = None,
 ) -> None:
     """Write the model of a checkpoint for transformers, llama.cpp, ollama and others.
 
     A node that runs saves a checkpoint for it, and asks peers for their weights.
+
+    Args:
+        folder: New folder.
+        format_: For which programs: see docs/models.md.
+        dtype: Precision of the weights; q8_0 with --format gguf.
+        weights: average: the slow weights, which the peers agree on, of this node and three peers;
+            slow: of this node; fast: what it trains. Default: average where it runs, else slow
+            where there are any.
+        step: Which; default: the newest.
+        tokenizer: Its tokenizer.json, where the home keeps no copy.
     """
     from lowcomm_node.export.write import export_checkpoint
 
     choices = ExportChoices(format_, dtype, weights, step, tokenizer)
-    of_run = newest_run(here.folder, run)
+    of_run = _checkpoints(here.folder, run).parent
     gathered = _gather(here, of_run, choices)
     files = {peer: Path(gathered.folder) / peer for peer in gathered.peers}
     try:
@@ -101,32 +100,24 @@ def export(
     missing = "; ".join(
         [gathered.missing, *(f"{peer[-6:]}: its weights are far from ours" for peer in left_out)]
     ).strip("; ")
-    told = {
-        Weights.AVERAGE: f"the mean of the slow weights of this node and {len(written.peers)} of "
-        "its peers",
-        Weights.SLOW: "the slow weights of this node",
-        Weights.FAST: "the fast weights of this node",
-    }[written.weights]
     note = f" ({missing})" if missing and written.weights is not Weights.FAST else ""
+    exported = _IN_WORDS[written.weights].format(len(written.peers))
     here.show(
         {"path": str(folder), "missing": missing} | asdict(written),
-        f"exported {told} at its step {written.step:,} to {folder}{note}",
+        f"exported {exported} at its step {written.step:,} to {folder}{note}",
     )
 
 
 @command(of=checkpoints, home=False)
-def publish(
-    folder: Annotated[Path, typer.Argument(help="Folder that `checkpoint export` wrote.")],
-    repository: Annotated[str, typer.Argument(help="On the Hub: NAME/MODEL.")],
-    public: Annotated[
-        bool, typer.Option(help="Let everybody see a new repository; else only its owner.")
-    ] = False,
-    *,
-    here: Here,
-) -> None:
+def publish(here: Here, folder: Path, repository: str, public: bool = False) -> None:
     """Upload an export to the Hugging Face Hub, with your own login there.
 
     Example: lowcomm-node checkpoint publish tea alice/tea
+
+    Args:
+        folder: Folder that `checkpoint export` wrote.
+        repository: On the Hub: NAME/MODEL.
+        public: Let everybody see a new repository; else only its owner.
     """
     from lowcomm_node.export.publish import publish as upload
 
@@ -152,110 +143,84 @@ def _gather(here: Here, of_run: Path, choices: ExportChoices) -> Gathered:
         return replace(nothing, missing=str(error).rstrip("."))
 
 
-def newest_run(home: Path, fingerprint: str | None) -> Path:
-    """The folder of the named run, or of the one used last. Raises ConfigError."""
-    found = [folder.parent for folder in Paths(home).runs.glob("*/checkpoints") if folder.is_dir()]
-    if fingerprint is not None:
-        found = [folder for folder in found if folder.name.startswith(fingerprint)]
-    if not found:
-        whose = f" of run {fingerprint}" if fingerprint else ""
-        raise ConfigError(f"{home} holds no checkpoints{whose}: see --home.")
-    return max(found, key=lambda folder: (folder / "checkpoints").stat().st_mtime)
+def _checkpoints(home: Path, run: str | None) -> Path:
+    return newest(home, run, "checkpoints", "checkpoints")
 
 
-def _store(here: Here, run: str | None) -> Any:
+def _store(here: Here, run: str | None) -> "CheckpointStore":
     from lowcomm_node.storage.checkpoint import CheckpointStore
 
-    return CheckpointStore(newest_run(here.folder, run) / "checkpoints")
+    return CheckpointStore(_checkpoints(here.folder, run))
 
 
 @command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")] = "def ",
-    tokens: Annotated[int, typer.Option(help="How many to draw.", min=1, max=4096)] = 200,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)] = 0.8,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder of a checkpoint; default: the running node.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Its tokenizer.json, if the home of the checkpoint has no copy; or bytes."
-        ),
-    ] = None,
-    *,
     here: Here,
+    prompt: Annotated[str, typer.Argument()] = "def ",
+    tokens: Annotated[int, typer.Option(min=1, max=4096)] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.8,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    tokenizer: str | None = None,
 ) -> None:
     """Let the model of the running node, or of the newest checkpoint, write.
 
     Example: lowcomm-node generate "import " --tokens 400
+
+    Args:
+        prompt: The text to continue.
+        tokens: How many to draw.
+        temperature: 0 takes the likeliest token.
+        seed: The same seed gives the same text.
+        checkpoint: Folder of a checkpoint; default: the running node.
+        tokenizer: Its tokenizer.json, if the home of the checkpoint has no copy; or bytes.
     """
     folder = here.folder
-    text, whose = None, "the running node"
+    text, source = None, "the running node"
     if checkpoint is None:
         with suppress(NotRunning), here.node() as client:
             text = client.generate(prompt, tokens, temperature, seed)
     if text is None:
         from lowcomm_node.models.inference import generate_from
 
-        text = generate_from(
-            checkpoint or newest_run(folder, None) / "checkpoints",
-            prompt,
-            tokens,
-            temperature,
-            seed,
-            tokenizer,
-        )
-        whose = "a checkpoint"
+        saved, source = checkpoint or _checkpoints(folder, None), "a checkpoint"
+        text = generate_from(saved, prompt, tokens, temperature, seed, tokenizer)
     # Beside the text, which a program may read.
-    print(f"by the fast weights of {whose}", file=sys.stderr)
-    told = {"prompt": prompt, "text": text, "weights": "fast"}
-    here.show(told, prompt + clean(text, keep="\n\t"))
+    print(f"by the fast weights of {source}", file=sys.stderr)
+    content = {"prompt": prompt, "text": text, "weights": "fast"}
+    here.show(content, prompt + clean(text, keep="\n\t"))
 
 
 @command()
 def report(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A home, or a folder of homes as a demo leaves it; default: that of --home.",
-            metavar="HOME",
-        ),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
-    ] = Path("report.html"),
-    run: Run = None,
-    *,
     here: Here,
+    folder: Annotated[Path | None, typer.Argument(metavar="HOME")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE")] = Path("report.html"),
+    run: Run = None,
 ) -> None:
     """Write one HTML file with plots of a run, from the journal: the node need not run.
 
     Example: lowcomm-node report --output tea.html
+
+    Args:
+        folder: A home, or a folder of homes as a demo leaves it; default: that of --home.
+        output: The file to write.
     """
     from lowcomm_node.status.report import write_report
 
     homes = write_report(absolute(folder or here.folder), output, run)
-    told = {"file": str(output.absolute()), "homes": homes, "written": time.time()}
-    here.show(told, f"{output} written: open it in a browser")
+    content = {"file": str(output.absolute()), "homes": homes, "written": time.time()}
+    here.show(content, f"{output} written: open it in a browser")
 
 
 @command()
 def track(
-    sink: Annotated[str, typer.Argument(help="tensorboard or wandb.", metavar="SINK")],
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help="A folder (tensorboard) or a project (wandb). Default: tensorboard or lowcomm.",
-            metavar="TARGET",
-        ),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
+    here: Here,
+    sink: Annotated[str, typer.Argument(metavar="SINK")],
+    to: Annotated[str | None, typer.Option(metavar="TARGET")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f")] = False,
     name: Annotated[str | None, setting("name")] = None,
     run: Run = None,
-    *,
-    here: Here,
 ) -> None:
     """Write what this home did into a tracker: losses, rates and bytes.
 
@@ -263,6 +228,11 @@ def track(
     the first ended.
 
     Example: lowcomm-node track tensorboard --to logs --follow
+
+    Args:
+        sink: tensorboard or wandb.
+        to: A folder (tensorboard) or a project (wandb). Default: tensorboard or lowcomm.
+        follow: Go on as it happens.
     """
     from lowcomm_node.status.journal import Journal
     from lowcomm_node.status.track import SINKS, PositionFile, Tracker, tracked_of
@@ -275,24 +245,20 @@ def track(
     written = SINKS[sink](to, tracked)
     file = PositionFile(Paths(folder).tracked(fingerprint), sink, written.target)
     tracker = Tracker(Journal(path), written, tracked.step_tokens, file)
+    named = f"{tracked.run}@{fingerprint}"
     if follow:
-        _warn(f"{tracked.run}@{fingerprint} goes to {written.target}; Ctrl-C ends it")
+        _warn(f"{named} goes to {written.target}; Ctrl-C ends it")
     try:
         with unwinding_signals():
             tracker.run(_warn if follow else None)
     except KeyboardInterrupt:
         if not follow:
             raise
-    told = {
-        "sink": sink,
-        "target": written.target,
-        "run": fingerprint,
-        "node": tracked.node,
+    content: dict[str, Any] = {
+        "sink": sink, "target": written.target, "run": fingerprint, "node": tracked.node,
         "points": tracker.points,
-    }
-    here.show(
-        told, f"{tracker.points} points of {tracked.run}@{fingerprint} written to {written.target}"
-    )
+    }  # fmt: skip
+    here.show(content, f"{tracker.points} points of {named} written to {written.target}")
 
 
 def _warn(text: str) -> None:

@@ -4,18 +4,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Here, command
-from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
+from lowcomm_node.cli.common import Here, command, seconds_of, setting_options
+from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.owner.settings import CHANGEABLE
-from lowcomm_node.status.model import Contribution, RunStatus, Status
 from lowcomm_node.status.words import contribution, tell_farewell
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.system.units import read_duration, write_rate
+from lowcomm_node.system.units import write_rate
 from lowcomm_node.web.client import ControlClient
 
 PAUSE_DEADLINE = 90.0
@@ -26,29 +24,36 @@ POLL = 0.2
 
 
 @command()
-def pause(
-    duration: Annotated[
-        str | None, typer.Argument(help="Such as 30m, 2h or 1h30m; without: until `resume`.")
-    ] = None,
-    *,
-    here: Here,
-) -> None:
+def pause(here: Here, duration: Annotated[str | None, typer.Argument()] = None) -> None:
     """Save, then free the memory of training, on the GPU too. The node stays in its swarm, paused.
 
     A pause survives a restart of the node.
 
     Example: lowcomm-node pause 30m
+
+    Args:
+        duration: Such as 30m, 2h or 1h30m; without: until `resume`.
     """
-    try:
-        seconds = None if duration is None else read_duration(duration)
-    except ValueError as error:
-        raise ConfigError(f"{error}.") from None
+    seconds = None if duration is None else seconds_of(duration)
     with here.node() as client:
         client.pause(seconds)
-        now = _wait_paused(client)
+        deadline = time.monotonic() + PAUSE_DEADLINE
+        while True:
+            now = client.status()
+            if now.trainer.pid is None and (now.phase == "paused" or now.run is None):
+                break
+            if now.pause is None:
+                raise NodeError("The node does not pause: it was resumed meanwhile.")
+            if time.monotonic() > deadline:
+                raise Unhealthy(
+                    f"The node has not paused within {PAUSE_DEADLINE:.0f} s: it is {now.phase}; "
+                    "see its logs."
+                )
+            time.sleep(POLL)
     kept = f"saved at swarm step {now.checkpoint.step}" if now.checkpoint else "nothing to save yet"
-    told = now.pause.reason if now.pause else "paused"
-    here.show({"paused": True, "pause": now.pause, "checkpoint": now.checkpoint}, f"{told}; {kept}")
+    reason = now.pause.reason if now.pause else "paused"
+    content = {"paused": True, "pause": now.pause, "checkpoint": now.checkpoint}
+    here.show(content, f"{reason}; {kept}")
 
 
 @command()
@@ -59,28 +64,8 @@ def resume(here: Here) -> None:
     here.show({"resumed": True}, "trains again, once the trainer has started")
 
 
-def _wait_paused(client: ControlClient) -> Status:
-    deadline = time.monotonic() + PAUSE_DEADLINE
-    while True:
-        now = client.status()
-        if now.trainer.pid is None and (now.phase == "paused" or now.run is None):
-            return now
-        if now.pause is None:
-            raise NodeError("The node does not pause: it was resumed meanwhile.")
-        if time.monotonic() > deadline:
-            raise Unhealthy(
-                f"The node has not paused within {PAUSE_DEADLINE:.0f} s: it is {now.phase}; see "
-                "its logs."
-            )
-        time.sleep(POLL)
-
-
-@command(settings=CHANGEABLE)
-def limits(
-    flags: dict[str, Any],
-    *,
-    here: Here,
-) -> None:
+@command(groups={"flags": setting_options(CHANGEABLE)})
+def limits(here: Here, flags: dict[str, Any]) -> None:
     """Show the network limits of the running node and their use, or change them.
 
     A change holds at once. It is kept in config.toml of the home, so it survives
@@ -105,19 +90,18 @@ def finish(here: Here) -> None:
 
 
 @command()
-def stop(
-    now: Annotated[bool, typer.Option("--now", help="Without saving.")] = False,
-    *,
-    here: Here,
-) -> None:
-    """Save, give running exchanges 2 s, say goodbye, leave; --now does not save."""
-    told = "stopped without saving" if now else "saved and stopped"
-    _end(here, lambda client: client.stop(now), told)
+def stop(here: Here, now: Annotated[bool, typer.Option("--now")] = False) -> None:
+    """Save, give running exchanges 2 s, say goodbye, leave; --now does not save.
+
+    Args:
+        now: Without saving.
+    """
+    text = "stopped without saving" if now else "saved and stopped"
+    _end(here, lambda client: client.stop(now), text)
 
 
 def _end(here: Here, ask: Callable[[ControlClient], None], text: str) -> None:
     """Ask the node to end, wait until it has, and show what it leaves behind."""
-    folder = here.folder
     with here.node() as client:
         last = client.status()
 
@@ -135,18 +119,15 @@ def _end(here: Here, ask: Callable[[ControlClient], None], text: str) -> None:
                 f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill "
                 f"{pid}`."
             )
-    given = _as_saved(contribution(last), folder, last.run)
-    told = f"\n{tell_farewell(given, folder)}" if last.run is not None else ""
-    here.show({"ended": True, **asdict(given)}, text + told)
+    given, home = contribution(last), here.folder
+    if last.run is not None:
+        from lowcomm_node.storage.checkpoint import CheckpointStore
 
-
-def _as_saved(given: Contribution, home: Path, run: RunStatus | None) -> Contribution:
-    """The same with the steps of the newest checkpoint: the last status may have missed some."""
-    from lowcomm_node.storage.checkpoint import CheckpointStore
-
-    folder = Paths(home).checkpoints(run.fingerprint) if run is not None else None
-    newest = CheckpointStore(folder).latest() if folder is not None and folder.is_dir() else None
-    if newest is None:
-        return given
-    steps, tokens = (newest.meta.get(name, getattr(given, name)) for name in ("steps", "tokens"))
-    return replace(given, steps=steps, tokens=tokens, checkpoint=str(newest.path))
+        # The last status may have missed some steps: the newest checkpoint has all.
+        saved = Paths(home).checkpoints(last.run.fingerprint)
+        if saved.is_dir() and (newest := CheckpointStore(saved).latest()) is not None:
+            steps, tokens = newest.meta.get("steps"), newest.meta.get("tokens")
+            known = {"steps": steps, "tokens": tokens, "checkpoint": str(newest.path)}
+            given = replace(given, **{key: one for key, one in known.items() if one is not None})
+        text += f"\n{tell_farewell(given, home)}"
+    here.show({"ended": True, **asdict(given)}, text)

@@ -3,23 +3,25 @@
 """
 
 import json
+import re
 import shutil
 import sys
 import textwrap
 import time
 import webbrowser
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
 
-from lowcomm_node.cli.common import Here, command
-from lowcomm_node.errors import ConfigError, NodeError, NotRunning, RetryLater, Unhealthy
+from lowcomm_node.cli.common import Here, command, newest, seconds_of
+from lowcomm_node.errors import NodeError, NotRunning, RetryLater, Unhealthy
 from lowcomm_node.status.journal import Journal, JournalEntry
-from lowcomm_node.status.model import PeerStatus, Status
+from lowcomm_node.status.model import PeerStatus
 from lowcomm_node.status.words import Health, event_in_words, judge_health, progress_in_words
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded
@@ -29,7 +31,6 @@ from lowcomm_node.system.units import (
     milliseconds,
     quantity,
     rate,
-    read_duration,
     seconds,
     short_peer,
     size,
@@ -40,23 +41,13 @@ from lowcomm_protocol.exchange.events import Outcome
 Run = Annotated[
     str | None, typer.Option(help="Fingerprint of the run; default: the one used last.")
 ]
-Since = Annotated[
-    str | None, typer.Option(help="Only of this last time, such as 30m or 2h.", metavar="TIME")
-]
-
 WATCH_EVERY = 1.0
-"""Seconds between two looks that are shown, until Ctrl-C: no event tells every figure."""
-
+"""Seconds between two looks that are shown: no event carries every figure."""
 ROUNDS_SHOWN = 4
-"""Exchanges that the panel lists."""
-
+"""Exchanges in the panel."""
 POLL = 0.5
-"""Seconds between two looks at the status: no event announces a single step."""
-
-FOLLOW_EVERY = 0.5
-"""Seconds between two looks at the journal."""
-
-_LEADS_THERE = """<!doctype html>
+"""Seconds between two looks at status or journal: no event announces a step, or a line of it."""
+_PAGE_LINK = """<!doctype html>
 <meta charset="utf-8" />
 <title>lowcomm node</title>
 <meta http-equiv="refresh" content="0; url={link}" />
@@ -65,44 +56,35 @@ _LEADS_THERE = """<!doctype html>
 
 
 @command()
-def status(
-    again: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")
-    ] = False,
-    *,
-    here: Here,
-) -> None:
-    """Show what the node does, and why it waits if it does."""
+def status(here: Here, again: Annotated[bool, typer.Option("--watch", "-w")] = False) -> None:
+    """Show what the node does, and why it waits if it does.
+
+    Args:
+        again: Show it again and again, until Ctrl-C.
+    """
+    from lowcomm_node.status.panel import node_panel
+
+    def panel() -> RenderableType:
+        return node_panel(client.status(), client.rounds(ROUNDS_SHOWN))
+
     with here.node() as client:
-        if again:
-            _show_again(client, here)
-        now, recent = client.status(), client.rounds(ROUNDS_SHOWN)
-    if here.as_json:
-        here.show(now, "")
-        return
-    from rich.console import Console
-
-    from lowcomm_node.status.panel import node_panel
-
-    Console().print(node_panel(now, recent))
-
-
-def _show_again(client: ControlClient, here: Here) -> NoReturn:
-    """Until interrupted, or the node has gone: then NotRunning tells so."""
-    from rich.live import Live
-
-    from lowcomm_node.status.panel import node_panel
-
-    if here.as_json or not sys.stdout.isatty():
-        while True:
-            now = client.status()
-            here.show(now, progress_in_words(now))
-            sys.stdout.flush()
-            time.sleep(WATCH_EVERY)  # until Ctrl-C, or the node has gone
-    with Live(auto_refresh=False) as live:
-        while True:
-            live.update(node_panel(client.status(), client.rounds(ROUNDS_SHOWN)), refresh=True)
-            time.sleep(WATCH_EVERY)  # likewise
+        if not again:
+            if here.as_json:
+                here.show(client.status(), "")
+            else:
+                Console().print(panel())
+            return
+        # Until Ctrl-C, or NotRunning where the node has gone.
+        if here.as_json or not sys.stdout.isatty():
+            while True:
+                now = client.status()
+                here.show(now, progress_in_words(now))
+                sys.stdout.flush()
+                time.sleep(WATCH_EVERY)
+        with Live(auto_refresh=False) as live:
+            while True:
+                live.update(panel(), refresh=True)
+                time.sleep(WATCH_EVERY)
 
 
 @command()
@@ -112,30 +94,23 @@ def healthy(here: Here) -> None:
     A node is not well if it does not answer, makes no progress for too long,
     or has heard from no peer for five minutes. A paused node is well.
     """
-    found = _look(here)
-    here.show({"healthy": found.healthy, "reason": found.reason}, found.reason)
-    if not found.healthy:
+    try:
+        with here.node() as client:
+            health = judge_health(client.status())
+    except (NotRunning, Unhealthy) as error:
+        health = Health(False, str(error))
+    here.show({"healthy": health.healthy, "reason": health.reason}, health.reason)
+    if not health.healthy:
         raise typer.Exit(Unhealthy.exit_code)
 
 
-def _look(here: Here) -> Health:
-    try:
-        with here.node() as client:
-            return judge_health(client.status())
-    except (NotRunning, Unhealthy) as error:
-        return Health(False, str(error))
-
-
 @command()
-def web(
-    open_: Annotated[
-        bool, typer.Option("--open/--print", help="Open it in a browser, or only print the link.")
-    ] = True,
-    *,
-    here: Here,
-) -> None:
+def web(here: Here, open_: Annotated[bool, typer.Option("--open/--print")] = True) -> None:
     """Show the node in a browser: loss, exchanges, peers, limits. The link works once, on this
     machine.
+
+    Args:
+        open_: Open it in a browser, or only print the link.
     """
     folder = here.folder
     with ControlClient(folder) as client:
@@ -147,277 +122,232 @@ def web(
         # Every user of the machine can read the command line of the browser, and nobody else this
         # file with the key.
         page = Paths(folder).page_link
-        write_atomic(page, _LEADS_THERE.format(link=link).encode(), 0o600)
+        write_atomic(page, _PAGE_LINK.format(link=link).encode(), 0o600)
         webbrowser.open(page.as_uri())
 
 
 @command()
 def wait(
-    step: Annotated[int | None, typer.Option(help="Until this swarm step.")] = None,
-    finished: Annotated[bool, typer.Option("--finished", help="Until the run is over.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds, at most.")] = 3600.0,
-    *,
     here: Here,
+    step: int | None = None,
+    finished: Annotated[bool, typer.Option("--finished")] = False,
+    timeout: float = 3600.0,
 ) -> None:
-    """Wait until the node trains, reaches a step, or has finished."""
+    """Wait until the node trains, reaches a step, or has finished.
+
+    Args:
+        step: Until this swarm step.
+        finished: Until the run is over.
+        timeout: Seconds, at most.
+    """
     deadline = time.monotonic() + timeout
     with here.node() as client:
         while True:
             now = client.status()
-            if _reached(now, step, finished):
-                here.show(now, f"{now.phase} at swarm step {now.trainer.swarm_step}")
+            place = f"{now.phase} at swarm step {now.trainer.swarm_step}"
+            is_reached = now.phase == "finished" or (not finished and now.phase == "training")
+            if step is not None:
+                is_reached = (now.trainer.swarm_step or 0) >= step
+            if is_reached:
+                here.show(now, place)
                 return
             if now.phase in ("finished", "left"):
                 # Its clock stands still from now on: waiting on would only run into the timeout.
-                reached = now.trainer.swarm_step
-                raise NodeError(
-                    f"The node has {now.phase} at swarm step {reached}: it goes no further."
-                )
+                raise NodeError(f"The node has {place}: it goes no further.")
             if time.monotonic() > deadline:
-                why = now.waiting or f"it is {now.phase} at swarm step {now.trainer.swarm_step}"
+                why = now.waiting or f"it is {place}"
                 raise RetryLater(f"Not reached within {timeout:.0f} s: {why}.")
             time.sleep(POLL)
 
 
-def _reached(now: Status, step: int | None, finished: bool) -> bool:
-    if step is not None:
-        return (now.trainer.swarm_step or 0) >= step
-    return now.phase == "finished" or (not finished and now.phase == "training")
-
-
-class Order(StrEnum):
-    """Orders of a list of peers; the first is the best, or the largest."""
-
-    PEER = "peer"
-    STEP = "step"
-    TOKENS = "tokens"
-    ROUND_TRIP = "round-trip"
-    RATE = "rate"
-    DONE = "done"
-    FAILED = "failed"
-    SCORE = "score"
-    AGE = "seen"
-
-
-_ORDERS: dict[Order, Callable[[PeerStatus], Any]] = {
-    Order.PEER: lambda peer: short_peer(peer.peer_id),
-    Order.STEP: lambda peer: -peer.swarm_step,
-    Order.TOKENS: lambda peer: -peer.tokens_per_second,
-    Order.ROUND_TRIP: lambda peer: inf if peer.round_trip is None else peer.round_trip,
-    Order.RATE: lambda peer: -((peer.rate_up or 0.0) + (peer.rate_down or 0.0)),
-    Order.DONE: lambda peer: -peer.completed,
-    Order.FAILED: lambda peer: -peer.failed,
-    Order.SCORE: lambda peer: -peer.score,
-    Order.AGE: lambda peer: peer.age,
+_ORDERS: dict[str, Callable[[PeerStatus], Any]] = {
+    "peer": lambda peer: short_peer(peer.peer_id),
+    "step": lambda peer: -peer.swarm_step,
+    "tokens": lambda peer: -peer.tokens_per_second,
+    "round-trip": lambda peer: inf if peer.round_trip is None else peer.round_trip,
+    "rate": lambda peer: -((peer.rate_up or 0.0) + (peer.rate_down or 0.0)),
+    "done": lambda peer: -peer.completed,
+    "failed": lambda peer: -peer.failed,
+    "score": lambda peer: -peer.score,
+    "seen": lambda peer: peer.age,
 }
+"""Keys by which peers are sorted; the best, or the largest, comes first."""
+Order = Literal["peer", "step", "tokens", "round-trip", "rate", "done", "failed", "score", "seen"]
 
 
 @command()
-def peers(
-    order: Annotated[Order | None, typer.Option("--sort", help="What they are listed by.")] = None,
-    *,
-    here: Here,
-) -> None:
-    """List the peers that are alive, and how exchanges with them went."""
+def peers(here: Here, order: Annotated[Order | None, typer.Option("--sort")] = None) -> None:
+    """List the peers that are alive, and how exchanges with them went.
+
+    Args:
+        order: What they are listed by.
+    """
     with here.node() as client:
-        found = client.peers()
+        alive = client.peers()
     if order is not None:
-        found = sorted(found, key=_ORDERS[order])
-    here.show(found, peers_table(found, terminal_width()) if found else "no other peer is alive")
+        alive = sorted(alive, key=_ORDERS[order])
+    here.show(alive, peers_table(alive, _width()) if alive else "no other peer is alive")
 
 
 @command()
 def rounds(
-    limit: Annotated[int, typer.Option(help="How many, at most.", min=1, max=200)] = 20,
-    story: Annotated[
-        int | None,
-        typer.Option(
-            help="Instead, tell in JSON how the N-th last exchange went, for a report.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None,
-    *,
     here: Here,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+    story: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
 ) -> None:
-    """List the last exchanges, the newest last."""
+    """List the last exchanges, the newest last.
+
+    Args:
+        limit: How many, at most.
+        story: Instead, tell in JSON how the N-th last exchange went, for a report.
+    """
     with here.node() as client:
         if story is not None:
             print(json.dumps(client.story(story)))
             return
-        found = client.rounds(limit)
-    here.show(found, rounds_table(found, terminal_width()) if found else "no exchange yet")
+        ended = client.rounds(limit)
+    here.show(ended, rounds_table(ended, _width()) if ended else "no exchange yet")
 
 
 @command()
 def exchanges(
-    limit: Annotated[int, typer.Option(help="How many, at most.", min=1, max=5000)] = 20,
-    outcome: Annotated[Outcome | None, typer.Option(help="Only those that ended so.")] = None,
-    peer: Annotated[str, typer.Option(help="Only with this peer, or a part of its id.")] = "",
-    since: Since = None,
-    run: Run = None,
-    *,
     here: Here,
+    limit: Annotated[int, typer.Option(min=1, max=5000)] = 20,
+    outcome: Outcome | None = None,
+    peer: str = "",
+    since: Annotated[str | None, typer.Option(metavar="TIME")] = None,
+    run: Run = None,
 ) -> None:
-    """List exchanges of this home, the newest last; the node need not run."""
+    """List exchanges of this home, the newest last; the node need not run.
+
+    Args:
+        limit: How many, at most.
+        outcome: Only those that ended so.
+        peer: Only with this peer, or a part of its id.
+        since: Only of this last time, such as 30m or 2h.
+    """
+    earliest = time.time() - seconds_of(since, "--since: ") if since is not None else 0.0
     journal = Journal(journal_path(here, run))
-    found = journal.exchanges(limit, _since(since), outcome and outcome.value, peer)
-    here.show(found, rounds_table(found, terminal_width()) if found else "no such exchange")
+    ended = journal.exchanges(limit, earliest, outcome and outcome.value, peer)
+    here.show(ended, rounds_table(ended, _width()) if ended else "no such exchange")
 
 
 @command()
 def logs(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", help="How many of the past.", min=0, max=5000)
-    ] = 50,
-    run: Run = None,
-    *,
     here: Here,
+    follow: Annotated[bool, typer.Option("--follow", "-f")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=5000)] = 50,
+    run: Run = None,
 ) -> None:
-    """Show what happened in this home, the newest last; the node need not run."""
+    """Show what happened in this home, the newest last; the node need not run.
+
+    Args:
+        follow: Go on as it happens.
+        lines: How many of the past.
+    """
     journal = Journal(journal_path(here, run))
     entries = journal.last_notices(max(lines, 1))
     seen = entries[-1].number if entries else 0
     for entry in entries if lines else ():
         _print(entry, here.as_json)
-    while follow:
+    while follow:  # until Ctrl-C
         for entry in journal.notices(seen):
             _print(entry, here.as_json)
             seen = entry.number
-        time.sleep(FOLLOW_EVERY)  # until Ctrl-C: no event tells that a file has grown
+        time.sleep(POLL)
 
 
 def journal_path(here: Here, fingerprint: str | None) -> Path:
-    """Journal of the named run, or of the one written last. Raises ConfigError."""
-    paths = Paths(here.folder)
-    runs = [folder.name for folder in paths.runs.glob(f"{fingerprint or ''}*") if folder.is_dir()]
-    found = [path for path in map(paths.journal, runs) if path.exists()]
-    if not found:
-        whose = f" of run {fingerprint}" if fingerprint else ""
-        raise ConfigError(f"{paths.home} holds no journal{whose}: see --home.")
-    return max(found, key=lambda path: path.stat().st_mtime)
-
-
-def _since(text: str | None) -> float:
-    if text is None:
-        return 0.0
-    try:
-        return time.time() - read_duration(text)
-    except ValueError as error:
-        raise ConfigError(f"--since: {error}.") from None
+    """Journal of the named run, or of the run written last. Raises ConfigError."""
+    return newest(here.folder, fingerprint, "journal.db", "journal")
 
 
 def _print(entry: JournalEntry, as_json: bool) -> None:
     if as_json:
         print(json.dumps(entry.notice.to_json()), flush=True)
         return
-    when = time.strftime("%m-%d %H:%M:%S", time.localtime(entry.notice.time))
     event = entry.notice.event
     words = event_in_words(event)
-    if words is None and isinstance(event, ExchangeEnded):
-        words = _exchange_in_words(event)
+    if words is None and isinstance(event, ExchangeEnded):  # a running node only counts it
+        why = f": {event.reason}" if event.reason else ""
+        words = clean(f"exchange of fragment {event.fragment} {event.outcome}{why}")
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(entry.notice.time))
     print(f"{when}  {words or event.name}", flush=True)
-
-
-def _exchange_in_words(event: ExchangeEnded) -> str:
-    """An exchange as a line: a running node only counts it."""
-    why = f": {event.reason}" if event.reason else ""
-    return clean(f"exchange of fragment {event.fragment} {event.outcome}{why}")
 
 
 # tables
 
-
-def peers_table(found: Sequence[PeerStatus], width: int) -> str:
-    """Peers as a table of at most ``width`` columns, with reasons on lines of their own.
-
-    What matters least is left out first.
-    """
-    columns = (
-        # heading, what it shows, how soon it is left out (0: never)
-        ("peer", lambda peer: short_peer(peer.peer_id), 0),
-        ("phase", lambda peer: clean(peer.phase), 0),
-        ("step", lambda peer: str(peer.swarm_step), 0),
-        ("tokens/s", lambda peer: quantity(peer.tokens_per_second), 3),
-        ("route", lambda peer: _route(peer.route), 1),
-        ("round trip", lambda peer: milliseconds(peer.round_trip), 4),
-        ("up", lambda peer: rate(peer.rate_up), 5),
-        ("down", lambda peer: rate(peer.rate_down), 5),
-        ("seen", lambda peer: seconds(peer.age), 2),
-        ("done", lambda peer: str(peer.completed), 0),
-        ("refused", lambda peer: str(peer.refused), 1),
-        ("failed", lambda peer: str(peer.failed), 0),
-        ("score", lambda peer: f"{peer.score:.2f}", 0),
-        ("release", lambda peer: clean(peer.release or MISSING), 6),
-    )
-    notes = [_notes(peer) for peer in found]
-    rows = [[cell(peer) for _, cell, _ in columns] for peer in found]
-    return table(
-        [name for name, _, _ in columns], rows, [sooner for _, _, sooner in columns], notes, width
-    )
-
-
-def _route(route: str | None) -> str:
-    """The kind of a route; its address, which can be long, is in ``--json``."""
-    name = clean(route or MISSING)
-    return "direct" if name.startswith("direct ") else name
+Columns = Sequence[tuple[str, Callable[[Any], str], int]]
+"""Heading, cell, and how soon a column is left out: the larger, the sooner; 0: never."""
+_PEER_COLUMNS: Columns = (
+    ("peer", lambda peer: short_peer(peer.peer_id), 0),
+    ("phase", lambda peer: peer.phase, 0),
+    ("step", lambda peer: str(peer.swarm_step), 0),
+    ("tokens/s", lambda peer: quantity(peer.tokens_per_second), 3),
+    # The address of a direct route can be long; it is in ``--json``.
+    ("route", lambda peer: re.sub("^direct .*", "direct", clean(peer.route or MISSING)), 1),
+    ("round trip", lambda peer: milliseconds(peer.round_trip), 4),
+    ("up", lambda peer: rate(peer.rate_up), 5),
+    ("down", lambda peer: rate(peer.rate_down), 5),
+    ("seen", lambda peer: seconds(peer.age), 2),
+    ("done", lambda peer: str(peer.completed), 0),
+    ("refused", lambda peer: str(peer.refused), 1),
+    ("failed", lambda peer: str(peer.failed), 0),
+    ("score", lambda peer: f"{peer.score:.2f}", 0),
+    ("release", lambda peer: peer.release or MISSING, 6),
+)
+_EXCHANGE_COLUMNS: Columns = (
+    ("time", lambda ended: time.strftime("%H:%M:%S", time.localtime(ended.time)), 0),
+    ("step", lambda ended: str(ended.swarm_step), 0),
+    ("fragment", lambda ended: str(ended.fragment), 0),
+    ("outcome", lambda ended: ended.outcome, 0),
+    ("with", lambda ended: " ".join(map(short_peer, ended.partners)) or MISSING, 1),
+    ("sent", lambda ended: size(ended.bytes_sent), 3),
+    ("received", lambda ended: size(ended.bytes_received), 3),
+    ("took", lambda ended: seconds(ended.seconds), 2),
+)
 
 
-def _notes(peer: PeerStatus) -> list[str]:
-    """Notes on a peer besides its figures."""
-    told = [f"left out: {peer.held_against}"] if peer.left_out else []
-    told += [f"not reached: {peer.route_reason}"] if peer.route_reason and not peer.route else []
-    told += [f"last: {peer.last_reason}"] if peer.last_reason and not peer.left_out else []
-    return [clean(one) for one in told]
+def peers_table(alive: Sequence[PeerStatus], width: int) -> str:
+    """Peers as a table, with reasons on lines of their own."""
+
+    def notes(peer: PeerStatus) -> Sequence[str]:
+        left_out = f"left out: {peer.held_against}" if peer.left_out else ""
+        is_lost = peer.route_reason and not peer.route
+        last = f"last: {peer.last_reason}" if peer.last_reason and not peer.left_out else ""
+        return left_out, f"not reached: {peer.route_reason}" if is_lost else "", last
+
+    return _table(_PEER_COLUMNS, alive, notes, width)
 
 
-def rounds_table(found: Sequence[ExchangeEnded], width: int) -> str:
-    """Exchanges as a table; the reason why one was not applied has its own line."""
-    columns = ("time", "step", "fragment", "outcome", "with", "sent", "received", "took")
-    rows = [
-        [
-            time.strftime("%H:%M:%S", time.localtime(entry.time)),
-            str(entry.swarm_step),
-            str(entry.fragment),
-            clean(entry.outcome),
-            " ".join(short_peer(peer) for peer in entry.partners) or MISSING,
-            size(entry.bytes_sent),
-            size(entry.bytes_received),
-            seconds(entry.seconds),
-        ]
-        for entry in found
-    ]
-    notes = [[clean(entry.reason)] if entry.reason else [] for entry in found]
-    return table(columns, rows, (0, 0, 0, 0, 1, 3, 3, 2), notes, width)
+def rounds_table(ended: Sequence[ExchangeEnded], width: int) -> str:
+    """Exchanges as a table; why one was not applied has its own line."""
+    return _table(_EXCHANGE_COLUMNS, ended, lambda one: [one.reason], width)
 
 
-def terminal_width() -> int:
-    """Columns of the terminal; 80 where there is none."""
+def _width() -> int:
     return shutil.get_terminal_size((80, 24)).columns
 
 
-def table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    sooner: Sequence[int],
-    notes: Sequence[Sequence[str]],
-    width: int,
+def _table(
+    columns: Columns, entries: Sequence[Any], notes: Callable[[Any], Sequence[str]], width: int
 ) -> str:
-    """A table of at most ``width`` characters a line, if the columns that always stay fit.
+    """A table of at most ``width`` columns of text, if what is never left out fits.
 
-    ``sooner``: the larger, the sooner that column is left out; 0 for never. ``notes``: lines below
-    each row.
+    ``notes``: lines below the row of an entry.
     """
-    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+    rows = [[name for name, _, _ in columns]]
+    rows += [[clean(cell(entry)) for _, cell, _ in columns] for entry in entries]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    sooner = [order for _, _, order in columns]
     kept = list(range(len(columns)))
     while sum(widths[i] + 2 for i in kept) - 2 > width and any(sooner[i] for i in kept):
         kept.remove(max((i for i in kept if sooner[i]), key=lambda i: (sooner[i], i)))
     lines: list[str] = []
-    for row, told in zip([columns, *rows], [(), *notes], strict=True):
+    for row, below in zip(rows, [(), *map(notes, entries)], strict=True):
         lines.append("  ".join(row[i].ljust(widths[i]) for i in kept).rstrip())
-        for note in told:
+        for note in filter(None, below):
             lines += textwrap.wrap(
-                note, max(20, width), initial_indent="  ", subsequent_indent="    "
+                clean(note), max(20, width), initial_indent="  ", subsequent_indent="    "
             )
     return "\n".join(lines)

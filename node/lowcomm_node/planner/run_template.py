@@ -1,13 +1,11 @@
-"""The run.toml that ``init`` writes: every setting with a comment."""
+"""The run.toml that ``init`` writes: run.toml of this folder, with the settings of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import resources
 from typing import Any
 
 import tomlkit
-from tomlkit.items import AoT, Table
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.spec.names import CODECS, codecs_for_groups
@@ -21,66 +19,48 @@ from lowcomm_protocol.spec.sections import (
     StartSettings,
 )
 
+Sections = Mapping[str, Mapping[str, Any]]
 FINE_TUNING: Mapping[str, object] = {
     "optimizer": "adamw",
     "learning_rate": 5e-5,
     "weight_decay": 0.01,
 }
 """``[train]`` of a run that begins with open weights: rates for random ones would spoil them."""
-
-
-@dataclass(frozen=True)
-class TokenizerFile:
-    """What a run says of its tokenizer."""
-
-    vocab: int
-    """Exclusive upper bound of the tokens."""
-    sha256: str
-    """Of its file; empty if it has none."""
-    size: int = 0
-    """Bytes of its file."""
-    pieces: str = ""
-    """Digest of the list of its pieces' digests."""
-    check: str = ""
-    """Of its tokens of a fixed text."""
-    begin_tokens: tuple[int, ...] = ()
-    end_token: int | None = None
-    export: ExportSettings = field(default_factory=ExportSettings)
-    warnings: tuple[str, ...] = ()
-    """What the run can't keep of it."""
-
-
-@dataclass(frozen=True)
-class OpenWeights:
-    """What a run says of the weights that it begins with."""
-
-    model: ModelSettings
-    longest: int
-    """Largest ``context`` that the model reads."""
-    start: StartSettings
-    warnings: tuple[str, ...] = ()
-    """What the run can't keep of them."""
-
-
-TEXTS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
+TEXTS: Mapping[str, Sections] = {
     "stories": {
         "data": {"source": "builtin:stories", "tokenizer": "builtin:stories"},
         "model": {"vocab": STORY_TOKENS, "context": 128},
     },
     "python": {},
 }
-"""Texts that come with every node, by the name that `demo --text` takes: the settings that suit
-them, by section."""
-NOT_TOLD = {
-    "data": {"begin_tokens", "end_token"},
-    "model": {"rope_factor", "rope_low", "rope_high", "rope_original"},
-}
-"""Settings that say nothing as long as another has its default."""
-CODECS_IN_WORDS = (
-    f"{', '.join(codecs_for_groups())}; in pairs also "
-    f"{', '.join(sorted({*CODECS} - {*codecs_for_groups()}))}"
-)
-Sections = Mapping[str, Mapping[str, Any]]
+"""Settings for each text that comes with every node, by the name that `demo --text` takes."""
+ROPE_SCALING = {"rope_factor", "rope_low", "rope_high", "rope_original"}
+"""Settings of ``[model]`` without a meaning where ``rope_scaling = "none"``."""
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """Settings of a run for the tokenizer.json that all its peers use."""
+
+    vocab: int
+    """Exclusive upper bound of the tokens."""
+    data: Mapping[str, Any]
+    """Its settings of ``[data]``."""
+    export: ExportSettings = field(default_factory=ExportSettings)
+    warnings: tuple[str, ...] = ()
+    """Properties of the tokenizer that the run can't keep."""
+
+
+@dataclass(frozen=True)
+class OpenWeights:
+    """Settings of a run that begins with open weights."""
+
+    model: ModelSettings
+    longest: int
+    """Largest ``context`` that the model reads."""
+    start: StartSettings
+    warnings: tuple[str, ...] = ()
+    """Properties of the weights that the run can't keep."""
 
 
 def write_template(
@@ -95,10 +75,10 @@ def write_template(
     tokenizer: TokenizerFile | None = None,
     weights: OpenWeights | None = None,
 ) -> str:
-    """A complete, commented run.toml. The method chooses the inner optimizer unless one is named.
+    """Write a complete, commented run.toml. ``method`` chooses the optimizer unless it is given.
 
-    ``more``: other settings, by section. ``tokenizer``: the file that all peers use in place of
-    bytes; the model's vocabulary is as large, unless ``weights`` say which model it is.
+    ``more``: other settings, by section. Without ``weights``, the model's vocabulary is that of
+    ``tokenizer``.
 
     Raises ConfigError for an unknown method, SpecError for settings out of range.
     """
@@ -113,89 +93,37 @@ def write_template(
     model = weights.model.model_dump() if weights else more.get("model", {})
     whole = {"run": run, "train": train, "sync": sync} | ({"model": model} if model else {})
     spec = parse_toml(tomlkit.dumps(whole), "init")
-    sections: dict[str, Mapping[str, Any]] = {
+    model = spec.model.model_dump()
+    if model.get("rope_scaling") == "none":
+        model = {key: value for key, value in model.items() if key not in ROPE_SCALING}
+    if tokenizer and not weights:
+        model["vocab"] = tokenizer.vocab
+    data = DataSettings().model_dump(exclude={"begin_tokens", "end_token"})
+    sections: Sections = {
         "run": {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers} | run,
-        "model": _model(spec.model)
-        | ({"vocab": tokenizer.vocab} if tokenizer and not weights else {}),
-        "data": {
-            **DataSettings().model_dump(exclude=NOT_TOLD["data"]),
-            **_file_of(tokenizer),
-            **more.get("data", {}),
-        },
+        "model": model,
+        "data": {**data, **(tokenizer.data if tokenizer else {}), **more.get("data", {})},
         "train": spec.train.model_dump(),
         "sync": spec.sync.model_dump(),
         "start": weights.start.model_dump() if weights else {},
         "export": tokenizer.export.model_dump(exclude_defaults=True) if tokenizer else {},
         "plan": more.get("plan", {}),
     }
-    comments = {name: dict(keys) for name, keys in _comments().items()}
+    template = resources.files("lowcomm_node.planner").joinpath("run.toml")
+    document: Any = tomlkit.parse(template.read_text(encoding="utf-8"))
+    for title, values in sections.items():
+        if not values:
+            del document[title]
+            continue
+        table = document[title]
+        known = {key: value for key, value in values.items() if value is not None}
+        for key in [key for key in table if key not in known]:
+            del table[key]
+        table.update(known)
+    groups = codecs_for_groups()
+    codecs = f"{', '.join(groups)}; in pairs also {', '.join(sorted({*CODECS} - {*groups}))}"
+    document["sync"]["codec"].comment(codecs)
     if weights:
         longest = f"tokens a sequence; the model reads at most {weights.longest}"
-        comments["model"]["context"] = longest
-    document = tomlkit.document()
-    document.add(
-        tomlkit.comment(
-            "A run specification. Publish it with: lowcomm-node create run.toml --peers ADDR"
-        )
-    )
-    for title, values in sections.items():
-        if values:
-            document.add(title, _table(values, comments.get(title, {})))
-    return tomlkit.dumps(document)
-
-
-@cache
-def _comments() -> Mapping[str, Mapping[str, str]]:
-    """What run.toml says of each setting, by section."""
-    text = resources.files("lowcomm_node.planner").joinpath("run.toml").read_text(encoding="utf-8")
-    found = {
-        title: {
-            key.key: item.trivia.comment.removeprefix("# ")
-            for key, item in table.value.body
-            if key is not None
-        }
-        for title, table in tomlkit.parse(text).items()
-    }
-    return found | {"sync": found["sync"] | {"codec": CODECS_IN_WORDS}}
-
-
-def _model(settings: ModelSettings) -> dict[str, object]:
-    told = settings.model_dump()
-    left_out = NOT_TOLD["model"] if told.get("rope_scaling") == "none" else set[str]()
-    return {key: value for key, value in told.items() if key not in left_out}
-
-
-def _file_of(tokenizer: TokenizerFile | None) -> dict[str, object]:
-    if tokenizer is None or not tokenizer.sha256:
-        return {}
-    return {
-        "tokenizer": "local",
-        "tokenizer_sha256": tokenizer.sha256,
-        "tokenizer_size": tokenizer.size,
-        "tokenizer_pieces": tokenizer.pieces,
-        "tokenizer_check": tokenizer.check,
-        "begin_tokens": tokenizer.begin_tokens,
-        "end_token": tokenizer.end_token,
-    }
-
-
-def _table(values: Mapping[str, object], comments: Mapping[str, str]) -> Table:
-    table = tomlkit.table()
-    for key, value in values.items():
-        if value is None:  # which TOML has not
-            continue
-        item = _files(value) if key == "files" else tomlkit.item(value)
-        if comments.get(key):
-            item.comment(comments[key])
-        table.add(key, item)
-    return table
-
-
-def _files(files: Any) -> AoT:
-    """The files, one table each: nobody needs to edit them."""
-    tables = tomlkit.aot()
-    for file in files:
-        one = tomlkit.table()
-        one.update(file)
-        tables.append(one)
-    return tables
+        document["model"]["context"].comment(longest)
+    return tomlkit.dumps(document).rstrip("\n") + "\n"

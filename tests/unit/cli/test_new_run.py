@@ -1,7 +1,7 @@
 """``init`` and ``create`` tell which servers keep a run, and what its creator may have overlooked:
 weights of words that never occur, and a text that is read again and again."""
 
-from lowcomm_node.cli.new_run import check_used, epochs_in_words, keeping_in_words
+from lowcomm_node.cli.creator import check_used, epochs_in_words, keeping_in_words
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 

@@ -14,7 +14,7 @@ import pytest
 
 from lowcomm_bootstrap import cli as bootstrap
 from lowcomm_node.cli import app, common
-from lowcomm_node.cli.publishing import with_entry_points
+from lowcomm_node.cli.creator import with_entry_points
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.settings import unused
 from lowcomm_node.owner.sources import load_settings

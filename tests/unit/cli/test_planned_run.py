@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lowcomm_node.cli import app, common
-from lowcomm_node.cli.new_run import check_line
+from lowcomm_node.cli.creator import check_line
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.spec.run import parse_toml
 

@@ -6,8 +6,8 @@ from time import time
 import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.cli import publishing
-from lowcomm_node.cli.publishing import publish_amendment, publish_removals, publish_run
+from lowcomm_node.cli import creator
+from lowcomm_node.cli.creator import publish_amendment, publish_removals, publish_run
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_node.errors import NoPeers
 from lowcomm_node.owner.settings import NodeSettings
@@ -25,10 +25,8 @@ SERVER = f"/ip4/203.0.113.7/tcp/31337/p2p/{FIRST}"
 def network(monkeypatch: pytest.MonkeyPatch) -> MemoryNetwork:
     """A DHT with one other peer, in which commands open their own."""
     network = MemoryNetwork(time, peers={"somebody"})
-    monkeypatch.setattr(
-        publishing, "open_discovery", lambda *_, **__: MemoryDiscovery("we", network)
-    )
-    monkeypatch.setattr(publishing, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(creator, "open_discovery", lambda *_, **__: MemoryDiscovery("we", network))
+    monkeypatch.setattr(creator, "ASK_EVERY", 0.0)
     return network
 
 
@@ -67,7 +65,7 @@ async def test_what_nobody_else_holds_is_not_published_but_kept(
     network: MemoryNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network.peers.clear()
-    monkeypatch.setattr(publishing, "PUBLISH_DEADLINE", 0.01)
+    monkeypatch.setattr(creator, "PUBLISH_DEADLINE", 0.01)
     with pytest.raises(
         NoPeers, match=r"It is kept in .*removals, and the node of this home will publish it"
     ):

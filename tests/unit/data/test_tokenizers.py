@@ -12,7 +12,7 @@ import pytest
 
 from helpers.tiny import tiny_settings
 from helpers.trainer_thread import TrainerThread
-from lowcomm_node.cli.new_run import name_tokenizer
+from lowcomm_node.cli.creator import name_tokenizer
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.fetch.files import RunFile, tokenizer_of

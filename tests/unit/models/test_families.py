@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.families import tiny
-from lowcomm_node.cli.new_run import open_weights
+from lowcomm_node.cli.creator import open_weights
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models import transformers as families
 from lowcomm_node.models.base import build_model, family_of, tensor_specs

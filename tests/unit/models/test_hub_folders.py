@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.hub_configs import READ, REFUSED, TUNED
-from lowcomm_node.cli.new_run import open_weights
+from lowcomm_node.cli.creator import open_weights
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import family_of
 from lowcomm_node.models.open_weights import load_weights, settings_of

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.cli.new_run import parameters_of
+from lowcomm_node.cli.creator import parameters_of
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import (
     MOST_VALUES,

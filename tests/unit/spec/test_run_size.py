@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowcomm_node.cli.new_run import check_size
+from lowcomm_node.cli.creator import check_size
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
