@@ -14,7 +14,7 @@ import asyncio
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ import base58
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import EntryPoint, decode
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.tasks import endure, start
+from lowcomm_node.system.tasks import Tasks, endure
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,17 @@ def framed(data: bytes) -> bytes:
     return varint(len(data)) + data
 
 
-async def read_message(source: socket.socket, limit: int = MAX_ANSWER) -> bytes:
-    """Read one length-prefixed message, and not a byte more: a stream may follow.
+async def send_message(sink: socket.socket, data: bytes) -> None:
+    """Send a message, its length in front of it. Raises LinkLost."""
+    try:
+        await asyncio.get_running_loop().sock_sendall(sink, framed(data))
+    except OSError as error:
+        raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
 
-    Raises LinkLost, OSError.
-    """
+
+async def read_message(source: socket.socket, limit: int = MAX_ANSWER) -> bytes:
+    """Read one length-prefixed message, and not a byte more: a stream may follow. Raises
+    LinkLost."""
     size = shift = 0
     while True:
         byte = (await read_exactly(source, 1))[0]
@@ -201,15 +207,16 @@ async def read_message(source: socket.socket, limit: int = MAX_ANSWER) -> bytes:
 
 
 async def read_exactly(source: socket.socket, size: int) -> bytes:
-    """Read ``size`` bytes. Raises LinkLost at the end of the stream, OSError."""
-    loop, parts, missing = asyncio.get_running_loop(), list[bytes](), size
-    while missing:
-        part = await loop.sock_recv(source, missing)
-        if not part:
-            raise LinkLost("the stream ended")
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
+    """Read ``size`` bytes. Raises LinkLost, also at the end of the stream."""
+    loop, data = asyncio.get_running_loop(), bytearray()
+    try:
+        while len(data) < size:
+            if not (part := await loop.sock_recv(source, size - len(data))):
+                raise LinkLost("the stream ended")
+            data += part
+    except OSError as error:
+        raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
+    return bytes(data)
 
 
 @contextmanager
@@ -261,7 +268,7 @@ class StreamListener:
         self._registered: set[str] = set()
         """Protocols that the running p2pd knows."""
         self._name = f"lowcomm.{secrets.token_hex(16)}"
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._room = asyncio.Semaphore(MAX_GREETED)
         self._socket: socket.socket | None = None
         self._closed = False
@@ -310,24 +317,15 @@ class StreamListener:
         self._socket.listen(BACKLOG)
         self._socket.setblocking(False)
         accept = partial(self._accept, self._socket)
-        self._begin(endure("streams of other peers are not accepted", accept))
+        self._tasks.start(endure("streams of other peers are not accepted", accept))
 
     async def close(self) -> None:
         """Accept no more. Streams already handed over stay open."""
         self._closed = True
         self._takers.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
         if self._socket is not None:
             self._socket.close()
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = start(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -341,7 +339,8 @@ class StreamListener:
                 log.warning("stream.not_accepted", reason=str(error))
                 await asyncio.sleep(1.0)
                 continue
-            self._begin(self._greet(stream)).add_done_callback(lambda _: self._room.release())
+            task = self._tasks.start(self._greet(stream))
+            task.add_done_callback(lambda _: self._room.release())
 
     async def _greet(self, stream: socket.socket) -> None:
         from google.protobuf.message import DecodeError

@@ -24,7 +24,7 @@ from lowcomm_node.net.addresses import place_in, relay_of
 from lowcomm_node.net.control import OpenStream, Streams, caller
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Shares
-from lowcomm_node.system.tasks import start
+from lowcomm_node.system.tasks import Tasks, start
 
 BUFFER = 256 * 1024
 """Bytes that one direction of a pipe reads at once, and holds while the other end is slow."""
@@ -212,7 +212,7 @@ class Pipes:
         self._incoming: dict[str, IncomingStream] = {}
         """By the name of the unix socket that connects it to the server."""
         self._shares = Shares()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._server: Callable[[], str] = str
         self._closed = False
         self.refused = 0
@@ -256,11 +256,8 @@ class Pipes:
     async def close(self) -> None:
         """End all streams, and take no more."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(
-            *self._tasks, *(outgoing.close() for outgoing in self._outgoing), return_exceptions=True
-        )
+        ending = (outgoing.close() for outgoing in self._outgoing)
+        await asyncio.gather(self._tasks.cancel(), *ending, return_exceptions=True)
 
     def _of(self, peer_id: str) -> list[IncomingStream]:
         return [one for one in self._incoming.values() if one.peer_id == peer_id]
@@ -313,9 +310,7 @@ class Pipes:
         name = f"lowcomm.{self._token}.in.{next(self._numbers)}"
         self._incoming[name] = incoming
         self._shares.take(incoming.place)
-        task = start(self._serve(name, incoming, stream.socket))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._serve(name, incoming, stream.socket))
 
     async def _serve(self, name: str, incoming: IncomingStream, stream: socket.socket) -> None:
         local, pipe = socket.socket(socket.AF_UNIX), None

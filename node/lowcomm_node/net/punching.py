@@ -38,7 +38,7 @@ from lowcomm_node.net.relays import fields
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
-from lowcomm_node.system.tasks import start
+from lowcomm_node.system.tasks import Tasks
 
 PROTOCOL = "/lowcomm/punch/1"
 IDENTIFY = "/ipfs/id/1.0.0"
@@ -115,7 +115,7 @@ class Puncher:
         """Of ``_heard``, by address or relay."""
         self._taking_part = 0
         self._shares_taken = Shares(OF_FEW)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._last_taken = float("-inf")
         self.targets = Targets(dials=ATTEMPTS * MAX_ADDRESSES)
         """Limits the addresses that we dial, so that nobody can aim us at a third party."""
@@ -188,17 +188,12 @@ class Puncher:
             return
         self._heard.add(stream.peer_id)
         self._shares.take(place)
-        task = start(self._take(control, stream, place))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._tasks.start(self._take(control, stream, place))
         task.add_done_callback(lambda _: stream.socket.close())
 
     async def close(self) -> None:
         """Take part no more."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _take(self, control: Control, stream: OpenStream, place: str) -> None:
         with suppress(LinkLost, OSError, TimeoutError):

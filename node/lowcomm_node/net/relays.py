@@ -24,7 +24,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import EntryPoint, circuit
-from lowcomm_node.net.control import Control, read_message
+from lowcomm_node.net.control import Control, read_message, send_message
 from lowcomm_node.net.p2pd import P2pDaemon, RelayLimits
 from lowcomm_node.system.logs import log
 
@@ -41,7 +41,7 @@ REFRESH_USELESS = 900.0
 USEFUL_BYTES = 64 * 1024**2
 """The least limit per circuit with which an exchange gets through. p2pd's accidental relays give
 128 KiB."""
-_RESERVE = b"\x02\x08\x00"  # length, type = RESERVE
+_RESERVE = b"\x08\x00"  # type = RESERVE
 _STATUS, _OK = 2, 100
 _REFUSALS = {
     200: "refuses places",
@@ -150,12 +150,10 @@ async def reserve(control: Control, relay: EntryPoint) -> Reservation:
         async with asyncio.timeout(DEADLINE):
             stream = await control.open_stream(relay.peer_id, HOP, DEADLINE)
             with stream.socket:
-                await asyncio.get_running_loop().sock_sendall(stream.socket, _RESERVE)
+                await send_message(stream.socket, _RESERVE)
                 answer = await read_message(stream.socket, MAX_MESSAGE)
     except TimeoutError:
         raise LinkLost("did not answer in time") from None
-    except OSError as error:
-        raise LinkLost(f"broke off: {error.strerror}") from None
     return read_place(answer, relay)
 
 

@@ -9,23 +9,22 @@ from a p2pd of its own, which lives as long as the call.
 """
 
 import asyncio
-import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from time import monotonic, time
-from typing import Protocol, Self
+from typing import Self
 
 from lowcomm_node.errors import LinkLost, NodeError
 from lowcomm_node.net.addresses import EntryPoint, host_of, place_in
-from lowcomm_node.net.control import Control, OpenStream, Streams, framed, read_message
+from lowcomm_node.net.control import Control, OpenStream, Streams, read_message, send_message
 from lowcomm_node.net.hivemind_client import load_hivemind
 from lowcomm_node.net.p2pd import P2pDaemon
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Allowed, Quota, prefixes_of
-from lowcomm_node.system.tasks import start
+from lowcomm_node.system.tasks import Tasks
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import (
@@ -71,14 +70,6 @@ Keep = Callable[[str, str | None], Awaitable[Keeping]]
 # asking
 
 
-class OpensStreams(Protocol):
-    """Opens streams to peers that we are connected to."""
-
-    async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
-        """Open a stream. Raises LinkLost."""
-        ...
-
-
 class Asker:
     """A stream of probes, as a context manager."""
 
@@ -89,7 +80,7 @@ class Asker:
         """Where we see the other end, as a multiaddress."""
 
     @classmethod
-    async def open(cls, streams: OpensStreams, peer_id: str) -> Self:
+    async def open(cls, streams: Streams, peer_id: str) -> Self:
         """Ask a peer that we are connected to. Raises LinkLost."""
         return cls(await streams.open_stream(peer_id, PROTOCOL, CONNECT_DEADLINE))
 
@@ -140,33 +131,16 @@ class Asker:
             try:
                 async with asyncio.timeout(seconds):
                     await send_message(self._stream.socket, probe.SerializeToString())
-                    data = await receive_message(self._stream.socket)
-            except TimeoutError:
+                    data = await read_message(self._stream.socket, MAX_MESSAGE)
+            except BaseException as error:
                 self.close()  # a late answer would be taken for that to the next question
-                raise LinkLost(f"did not answer within {seconds:.0f} s") from None
-            except asyncio.CancelledError:
-                self.close()
+                if isinstance(error, TimeoutError):
+                    raise LinkLost(f"did not answer within {seconds:.0f} s") from None
                 raise
         probed = read_probed(data, wanted)
         if probed.WhichOneof("kind") == "refused":
             raise LinkLost(in_words(probed.refused))
         return probed
-
-
-async def send_message(stream: socket.socket, data: bytes) -> None:
-    """Send a message, its length in front of it. Raises LinkLost."""
-    try:
-        await asyncio.get_running_loop().sock_sendall(stream, framed(data))
-    except OSError as error:
-        raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
-
-
-async def receive_message(stream: socket.socket) -> bytes:
-    """The next message. Raises LinkLost, also at the end of the stream."""
-    try:
-        return await read_message(stream, MAX_MESSAGE)
-    except OSError as error:
-        raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
 
 
 # answering
@@ -198,7 +172,7 @@ class Prober:
         self._open: Counter[str] = Counter()
         self._dialing = asyncio.Lock()
         """One request is dialed for at a time: each costs up to MAX_TARGETS processes."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._closed = False
 
     async def serve(self) -> None:
@@ -208,10 +182,7 @@ class Prober:
     async def close(self) -> None:
         """Answer no more."""
         self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def _take(self, stream: OpenStream) -> None:
         host = host_of(stream.address)
@@ -222,16 +193,14 @@ class Prober:
             stream.socket.close()
             return
         self._open[caller] += 1
-        task = start(self._serve(stream, host, caller))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._serve(stream, host, caller))
 
     async def _serve(self, stream: OpenStream, host: str | None, caller: str) -> None:
         try:
             async with asyncio.timeout(STREAM_SECONDS):
                 while True:
                     async with asyncio.timeout(IDLE_SECONDS):
-                        data = await receive_message(stream.socket)
+                        data = await read_message(stream.socket, MAX_MESSAGE)
                     probe = read_probe(data)
                     if not self._probes.take(caller, 1, self._clock()):
                         return

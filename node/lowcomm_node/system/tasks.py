@@ -70,6 +70,23 @@ def start(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return task
 
 
+class Tasks(set[asyncio.Task[Any]]):
+    """Tasks that are held until they end."""
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a task whose result nobody awaits."""
+        task = start(work)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+    async def cancel(self) -> None:
+        """Cancel all of them, and wait for their end."""
+        for task in (tasks := list(self)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def log_defect(task: asyncio.Task[Any]) -> None:
     """Log a task that ended with an exception."""
     if not task.cancelled() and (error := task.exception()) is not None:

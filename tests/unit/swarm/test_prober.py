@@ -11,13 +11,11 @@ import pytest
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.control import OpenStream
+from lowcomm_node.net.control import OpenStream, read_message, send_message
 from lowcomm_node.swarm.probes import (
     MAX_STREAMS_PER_CALLER,
     Asker,
     Prober,
-    receive_message,
-    send_message,
 )
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
@@ -167,7 +165,7 @@ async def test_what_is_no_probe_ends_the_stream_and_nothing_else(data: bytes):
         with stream.socket:
             await send_message(stream.socket, data)
             with pytest.raises(LinkLost):
-                await receive_message(stream.socket)
+                await read_message(stream.socket)
         with await made.stream() as asker:
             await asker.look()
     assert made.called == []
