@@ -1,7 +1,6 @@
 """Who may take part in a run, as this node knows it, and this node's own claim.
 
-    claim      proves the invite by which we came. Made from the token at the first join, then kept:
-               the earliest claims on an invite are the ones that count
+    claim      proves the invite by which we came; kept, since the earliest claims on it count
     uses       claims of others, so that a used-up invite stays so when we start again
     removals   the newest list of removed peers: from the DHT, or written by `lowcomm-node remove`
     amending   the creator's changes of the run, admission included: from the DHT and peers, or
@@ -60,6 +59,8 @@ class Amending:
         self._run = run
         self._path = path
         self._refused: bytes = b""
+        self.key = amendments_key(run.run_id, run.creator)
+        """Of the chain in the DHT."""
         self.hear(read_small(path, MAX_CHAIN_BYTES))
 
     def hear(self, data: bytes) -> bool:
@@ -90,27 +91,22 @@ class Amending:
 
         Raises DiskFull, OSError.
         """
-        newer = self.hear(await asyncio.to_thread(read_small, self._path, MAX_CHAIN_BYTES))
-        theirs = (await discovery.lookup(self._key)).get(self._run.creator, b"")
-        newer |= self.hear(theirs)
+        kept = await asyncio.to_thread(read_small, self._path, MAX_CHAIN_BYTES)
+        theirs = (await discovery.lookup(self.key)).get(self._run.creator, b"")
+        newer = self.hear(kept) | self.hear(theirs)
         data = self.course.chain.data
         if data != theirs:
             await self.publish(discovery)
-        if data and data != await asyncio.to_thread(read_small, self._path, MAX_CHAIN_BYTES):
+        if data and data != kept:
             await asyncio.to_thread(write_atomic, self._path, data)
         return newer
 
     async def publish(self, discovery: Discovery) -> None:
         """Keep the chain alive in the DHT, since its creator may be away."""
+        creator, data = self._run.creator, self.course.chain.data
         with suppress(LowcommError):
-            if self.course.chain.data:
-                await discovery.publish(
-                    self._key, self._run.creator, self.course.chain.data, AMENDMENTS_LIFE
-                )
-
-    @property
-    def _key(self) -> str:
-        return amendments_key(self._run.run_id, self._run.creator)
+            if data:
+                await discovery.publish(self.key, creator, data, AMENDMENTS_LIFE)
 
 
 class RunAdmission:
@@ -134,6 +130,7 @@ class RunAdmission:
         self._peer_id = peer_id
         self.claim = b""
         self._removals = settings.paths.removals(run.fingerprint)
+        self._removals_key = removals_key(run.run_id, run.creator)
         self._uses = settings.paths.uses(run.fingerprint)
         self.admission.load(read_small(self._uses, MAX_USES_BYTES), now)
         self._kept = self.admission.to_bytes()
@@ -178,14 +175,9 @@ class RunAdmission:
 
     async def _hear_steps(self, discovery: Discovery) -> bool:
         """Before we train, learn the run's swarm step from peers' records. Returns whether
-        admission changes.
-
-        A false record makes us apply early what the creator has signed. Peers that train check for
-        themselves.
-        """
-        if self._trains or not any(
-            at > self._reached for at, _, _ in self.amending.course.chain.admissions
-        ):
+        admission changes. A false record makes us apply early what the creator has signed."""
+        changes = self.amending.course.chain.admissions
+        if self._trains or not any(at > self._reached for at, _, _ in changes):
             return False
         now = time()
         for data in (await discovery.lookup(peers_key(self._run.run_id))).values():
@@ -201,7 +193,7 @@ class RunAdmission:
         """
         newer = self._read_removals() | await self.amending.look(discovery)
         newer |= self._follow_amendments(time()) | await self._hear_steps(discovery)
-        theirs = (await discovery.lookup(self._key)).get(self.rules.creator, b"")
+        theirs = (await discovery.lookup(self._removals_key)).get(self.rules.creator, b"")
         with suppress(LowcommError):
             newer |= bool(theirs) and self.admission.hear_removals(theirs)
         if self.admission.removals.data != theirs:
@@ -213,14 +205,9 @@ class RunAdmission:
     async def publish(self, discovery: Discovery) -> None:
         """Keep removals and amendments alive in the DHT, since their creator may be away."""
         await self.amending.publish(discovery)
-        if self.admission.removals.data:
-            await discovery.publish(
-                self._key, self.rules.creator, self.admission.removals.data, REMOVALS_LIFE
-            )
-
-    @property
-    def _key(self) -> str:
-        return removals_key(self.rules.run_id, self.rules.creator)
+        creator, data = self.rules.creator, self.admission.removals.data
+        if data:
+            await discovery.publish(self._removals_key, creator, data, REMOVALS_LIFE)
 
     def _read_removals(self) -> bool:
         data = read_small(self._removals, MAX_REMOVALS_BYTES)
@@ -258,20 +245,20 @@ def _own_claim(
     if rules.admission != "invite":
         return b""
     path, token = settings.paths.claim(run.fingerprint), given_token(settings)
-    claim = (
-        b""
-        if settings.ephemeral
-        else _sound_claim(read_small(path, MAX_CLAIM_BYTES), rules, peer_id)
-    )
+    claim = None
+    with suppress(LowcommError):  # a kept claim may be damaged
+        data = b"" if settings.ephemeral else read_small(path, MAX_CLAIM_BYTES)
+        kept = read_claim(data, peer_id)
+        kept.verify(rules.creator)
+        claim = kept
     # Keep an older claim on the same invite, since earlier claims take precedence.
-    if token is not None and not (
-        claim and read_claim(claim, peer_id).invite.key == token.invite.key
-    ):
-        _check_token(token, rules, peer_id, now)
-        claim = token.claim(peer_id, now).data
-        if not settings.ephemeral:
-            write_atomic(path, claim, 0o600)
-    return claim
+    if token is None or (claim is not None and claim.invite.key == token.invite.key):
+        return claim.data if claim is not None else b""
+    _check_token(token, rules, peer_id, now)
+    claim = token.claim(peer_id, now)
+    if not settings.ephemeral:
+        write_atomic(path, claim.data, 0o600)
+    return claim.data
 
 
 def _check_token(token: Token, rules: Rules, peer_id: str, now: float) -> None:
@@ -285,12 +272,3 @@ def _check_token(token: Token, rules: Rules, peer_id: str, now: float) -> None:
         ) from None
     except AdmissionError as error:
         raise NotAdmitted(str(error), reason=error.reason) from None
-
-
-def _sound_claim(data: bytes, rules: Rules, peer_id: str) -> bytes:
-    """A kept claim, if it is valid for this peer; else nothing."""
-    try:
-        read_claim(data, peer_id).verify(rules.creator)
-    except LowcommError:
-        return b""
-    return data

@@ -84,7 +84,7 @@ def remembered_run(settings: NodeSettings) -> SignedRun | None:
     ``--peers``; without any address, the only one. Raises ConfigError if it is ambiguous, and there
     is no address whose peers could decide.
     """
-    invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
+    invited_to = _invited_to(settings)
     runs = matching(kept_runs(settings.paths), settings.run, invited_to)
     if settings.peers and (len(runs) > 1 or (settings.run is None and invited_to is None)):
         # Otherwise a mistyped address of another swarm would train an old run.
@@ -92,6 +92,11 @@ def remembered_run(settings: NodeSettings) -> SignedRun | None:
         runs = [run for run in runs if not given.keys().isdisjoint(_entered_at(settings, run, now))]
         return runs[0] if len(runs) == 1 else None
     return the_only(runs)
+
+
+def _invited_to(settings: NodeSettings) -> str | None:
+    """The id of the run that the owner's invite is for."""
+    return token.invite.run_id if (token := given_token(settings)) is not None else None
 
 
 async def find_run(
@@ -109,7 +114,7 @@ async def find_run(
     taken and why. Raises NoPeers if none is found within the deadline, which is short if others are
     published; ConfigError if nothing tells several apart.
     """
-    invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
+    invited_to = _invited_to(settings)
     began, deadline = monotonic(), FIND_DEADLINE
     missing, fitting = missing_run([], settings.run, invited_to), list[SignedRun]()
     while monotonic() < began + deadline:
@@ -123,32 +128,25 @@ async def find_run(
         why = "which this home joined before"
         if chosen is None and fitting:
             chosen, why = await _preferred(discovery, settings, fitting)
-        if chosen is not None and len(fitting) > 1:
-            tell_choice(
-                f"{_names(fitting)} are published: taking {name_of(chosen)}, {why}; for another, "
-                "--run NAME@FINGERPRINT"
-            )
         if chosen is not None:
+            if len(fitting) > 1:
+                tell_choice(
+                    f"{_names(fitting)} are published: taking {name_of(chosen)}, {why}; for "
+                    "another, --run NAME@FINGERPRINT"
+                )
             path = settings.paths.signed_run(chosen.fingerprint)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, chosen.to_bytes(), 0o600)
             return chosen
-        missing = (
-            f"nothing tells {_names(fitting)} apart yet"
-            if fitting
-            else missing_run(found, settings.run, invited_to, unread)
-        )
+        missing = missing_run(found, settings.run, invited_to, unread)
+        if fitting:
+            missing = f"nothing tells {_names(fitting)} apart yet"
         deadline = OTHERS_DEADLINE if found else FIND_DEADLINE
         show(missing)
         await asyncio.sleep(1.0)
     the_only(fitting)
-    remedy = (
-        "correct --run"
-        if settings.run
-        else "use the invite at its own swarm"
-        if invited_to
-        else "try again later"
-    )
+    remedy = "use the invite at its own swarm" if invited_to else "try again later"
+    remedy = "correct --run" if settings.run else remedy
     raise NoPeers(
         f"The swarm answers, but {missing} (within {deadline:.0f} s): {remedy}, or publish the run "
         "with `lowcomm-node create run.toml --peers ADDR`."
@@ -166,10 +164,9 @@ def missing_run(
     ``unread``: why this release can't read other published runs.
     """
     if unread:
-        return (
-            f"{missing_run(found, wanted, invited_to)}; {len(unread)} cannot be read here: "
-            f"{unread[0].rstrip('.')}"
-        )
+        reason = unread[0].rstrip(".")
+        others = missing_run(found, wanted, invited_to)
+        return f"{others}; {len(unread)} cannot be read here: {reason}"
     if not found:
         return f"the run {wanted!r} is not published yet" if wanted else "no run is published yet"
     names, listed = sorted(map(name_of, found)), _names(found)
@@ -178,11 +175,10 @@ def missing_run(
             f"the run {(invited_to or '')[:12]} of the invite is not published; there are: {listed}"
         )
     name = wanted.partition("@")[0]
-    near = get_close_matches(name, [one.partition("@")[0] for one in names], 1)
-    meant = next(
-        (f"; did you mean {one}?" for one in names if near and one.startswith(f"{near[0]}@")), ""
-    )
-    return f"no run {wanted!r} is published; there are: {listed}{meant}"
+    near = get_close_matches(name, [run.spec.run.name for run in found], 1)
+    meant = [run for run in names if near and run.startswith(f"{near[0]}@")][:1]
+    hint = f"; did you mean {meant[0]}?" if meant else ""
+    return f"no run {wanted!r} is published; there are: {listed}{hint}"
 
 
 def matching(
@@ -194,12 +190,11 @@ def matching(
     """
     if wanted is not None:
         name, _, fingerprint = wanted.partition("@")
-        runs = [
-            run for run in runs if run.spec.run.name == name and run.run_id.startswith(fingerprint)
-        ]
+        named = [run for run in runs if run.spec.run.name == name]
+        runs = [run for run in named if run.run_id.startswith(fingerprint)]
     if invited_to is not None:
-        named, runs = runs, [run for run in runs if run.run_id == invited_to]
-        if wanted is not None and named and not runs:
+        fitting, runs = runs, [run for run in runs if run.run_id == invited_to]
+        if wanted is not None and fitting and not runs:
             raise ConfigError(
                 f"--invite is for another run ({invited_to[:12]}) than --run {wanted}: leave --run "
                 "away, or use the invite that you were given for it."
