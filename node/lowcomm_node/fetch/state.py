@@ -2,11 +2,11 @@
 
 incoming/
   state        all pieces in their order; holes where one is missing
-  journal      one line a piece: its digest and who gave it
   manifest     of the snapshot that all others must fit: the base
+  PEER.STEP    manifest of each donor that is believed
 
-Verified pieces stay good, whatever happens to donors or to us: after a crash each piece in the
-journal is hashed again, and the others are fetched.
+Verified pieces stay good, whatever happens to donors or to us: after a crash each piece is hashed
+again. Those that one of the manifests lists are kept, and the others are fetched.
 
 Numbers that a donor has invented look like honest numbers, but differ from everybody else's. So a
 few pieces, drawn at random, are fetched from a second donor, too. If the two have nothing in
@@ -15,15 +15,15 @@ not the base.
 """
 
 import asyncio
-import json
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.fetch.engine import Download, Source
@@ -60,10 +60,9 @@ async def _anything(donor: PeerInfo, swarm_step: int) -> bool:
 class StateOffer(Source):
     """One snapshot of one donor."""
 
-    number: int
-    version: Version
-    manifest: Manifest | None = None
-    """None: of an earlier start."""
+    manifest: Manifest
+    path: Path
+    """Copy of the manifest."""
     audits: int = 0
     auditing: int | None = None
     """Piece that we have already, under way from it."""
@@ -71,6 +70,11 @@ class StateOffer(Source):
     """Comparisons with other donors that went well."""
     is_out: bool = False
     """It is not believed any more."""
+
+    @property
+    def version(self) -> Version:
+        """Decides whether its pieces fit those of others."""
+        return self.manifest.version
 
 
 class StateDownload(Download):
@@ -100,7 +104,7 @@ class StateDownload(Download):
         self._disputes: list[tuple[StateOffer, StateOffer]] = []
         self._audited_bytes = 0
         self._stuck_since: float | None = None
-        self._state = self._journal = -1
+        self._state = -1
 
     # On disk
 
@@ -108,48 +112,37 @@ class StateDownload(Download):
         """Open the folder, and continue an earlier download. Raises DiskFull."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._state = os.open(self.folder / "state", os.O_RDWR | os.O_CREAT, 0o600)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        self._journal = os.open(self.folder / "journal", flags, 0o600)
-        for index, (offer, digest) in self._remembered().items():
-            if sha256(self._stored(index)).hexdigest() == digest and self.fits(offer, index):
-                self._hold(index, offer)
+        if (manifest := self._read(self.folder / "manifest")) is not None:
+            self.base = manifest
+            self.enter = pb.Enter(state=name_of(manifest.to_bytes(self.form)))
+        for path in sorted(self.folder.glob("*.*[0-9]")):
+            if (manifest := self._read(path)) is None or self.base is None:
+                path.unlink()
+            else:
+                offer = StateOffer(peer=path.stem, is_open=False, manifest=manifest, path=path)
+                self._offers.append(offer)
+        if self._offers:
+            for index in range(len(self.form.pieces)):
+                digest = sha256(self._stored(index)).digest()
+                for offer in self._offers:
+                    if offer.manifest.digests[index] == digest and self.fits(offer, index):
+                        self._hold(index, offer)
+                        break
+        if not self._held:
+            self._set_base(None)
         require_space(self.folder, self.total - self.size)
 
-    def _remembered(self) -> dict[int, tuple[StateOffer, str]]:
-        """The donor and digest of each piece in the journal. It is emptied if it, or the base's
-        manifest, is of another state."""
-        form = self.form
-        fixed = (form.run_id, form.plan, form.fragments, form.ranges)
-        digest = sha256(repr(fixed).encode()).hexdigest()
-        data = (self.folder / "journal").read_bytes()
-        data = data[: data.rfind(b"\n") + 1]  # a crash may have cut the last line
-        pieces: dict[int, tuple[StateOffer, str]] = {}
-        try:
-            head, *entries = map(json.loads, data.splitlines())
-            if head["form"] != digest:
-                raise ValueError("it is of another state")
-            for entry in entries:
-                if "piece" in entry:
-                    index = form.pieces[entry["piece"]].index
-                    pieces[index] = self._offers[entry["source"]], entry["sha256"]
-                elif "out" in entry:
-                    self._offers[entry["out"]].is_out = True
-                else:
-                    slow = tuple(map(bytes.fromhex, entry["slow"]))
-                    self._add(entry["peer"], Version(entry["swarm_step"], slow))
-            manifest = (self.folder / "manifest").read_bytes()
-            self.base = read_manifest(manifest, form)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ProtocolViolation):
-            self._offers.clear()
-            os.truncate(self._journal, 0)
-            self._note(form=digest)
-            return {}
-        os.truncate(self._journal, len(data))
-        self.enter = pb.Enter(state=name_of(manifest))
-        return {index: entry for index, entry in pieces.items() if not entry[0].is_out}
+    def _read(self, path: Path) -> Manifest | None:
+        """A manifest, unless it is of another state."""
+        with suppress(OSError, ProtocolViolation):
+            return read_manifest(path.read_bytes(), self.form)
+        return None
 
-    def _note(self, **entry: Any) -> None:
-        os.write(self._journal, json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+    def _write(self, path: Path, manifest: Manifest) -> None:
+        with disk_full_error(self.folder):
+            temporary = self.folder / ".manifest"
+            temporary.write_bytes(manifest.to_bytes(self.form))
+            temporary.replace(path)
 
     def _stored(self, index: int) -> bytes:
         return os.pread(self._state, self.form.pieces[index].size, self._offsets[index])
@@ -160,11 +153,10 @@ class StateDownload(Download):
         self._drop(lambda _: True)
 
     def close(self) -> None:
-        """Close the files, and leave the folder as it is."""
-        for descriptor in (self._state, self._journal):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._state = self._journal = -1
+        """Leave the folder as it is."""
+        if self._state >= 0:
+            os.close(self._state)
+        self._state = -1
 
     # How far it is
 
@@ -229,18 +221,15 @@ class StateDownload(Download):
         if (offer := next(same, None)) is None:
             if len(self._offers) >= MAX_OFFERS:
                 raise CheckpointError(f"more than {MAX_OFFERS} snapshots were offered")
-            offer = self._add(peer, manifest.version)
-            slow = [digest.hex() for digest in manifest.slow_digests]
-            self._note(peer=peer, swarm_step=manifest.swarm_step, slow=slow)
+            path = self.folder / f"{peer}.{manifest.swarm_step}"
+            offer = StateOffer(peer=peer, manifest=manifest, path=path)
+            self._offers.append(offer)
         offer.manifest, offer.is_open = manifest, True
+        if not offer.is_out:
+            self._write(offer.path, manifest)
         if self.base is None:
             self._set_base(manifest)
         return offer
-
-    def _add(self, peer: str, version: Version) -> StateOffer:
-        number = len(self._offers)
-        self._offers.append(StateOffer(peer=peer, is_open=False, number=number, version=version))
-        return self._offers[-1]
 
     def _giving(self) -> list[StateOffer]:
         return [one for one in self._offers if one.is_open and not one.is_out]
@@ -253,11 +242,8 @@ class StateDownload(Download):
         """Have all pieces fit this manifest from now on; None: until a donor offers the next."""
         self.base, self.enter = manifest, pb.Enter(state=b"")
         if manifest is not None:
-            data = manifest.to_bytes(self.form)
-            temporary = self.folder / ".manifest"
-            temporary.write_bytes(data)
-            temporary.replace(self.folder / "manifest")
-            self.enter = pb.Enter(state=name_of(data))
+            self._write(self.folder / "manifest", manifest)
+            self.enter = pb.Enter(state=name_of(manifest.to_bytes(self.form)))
             self._drop(lambda index: not self.fits(self._held[index], index))
 
     def _look_after_version(self) -> None:
@@ -302,7 +288,6 @@ class StateDownload(Download):
 
     async def put(self, source: Source, index: int, data: bytearray) -> None:
         assert isinstance(source, StateOffer)
-        assert source.manifest is not None, "it gives nothing now"
         digest = source.manifest.digests[index]
         values = await asyncio.to_thread(_verify, self.form.pieces[index], data, digest)
         if source.auditing == index:
@@ -314,7 +299,6 @@ class StateDownload(Download):
             # piece.
             with disk_full_error(self.folder):
                 os.pwrite(self._state, data, self._offsets[index])
-            self._note(piece=index, source=source.number, sha256=digest.hex())
             self._hold(index, source)
 
     def _hold(self, index: int, offer: StateOffer) -> None:
@@ -334,7 +318,7 @@ class StateDownload(Download):
         if offer.is_out:
             return
         offer.is_out = True
-        self._note(out=offer.number)
+        offer.path.unlink(missing_ok=True)
         self._drop(lambda index: self._held[index] is offer)
         if offer.version == self._version:
             giving = self._giving()

@@ -10,27 +10,24 @@ checkpoints/
   .replaced-step-*           the former checkpoint of a step that is being saved again
 """
 
-import fcntl
 import json
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lowcomm_node.errors import CheckpointError, ConfigError, RetryLater
+from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.storage.files import (
     WRITING,
     DiskQuota,
     disk_full_error,
     folder_lock,
-    lock,
     new_folder,
     read_sealed_json,
     require_space,
@@ -205,7 +202,7 @@ def read_manifest(path: Path, step: int) -> CheckpointInfo:
 
 
 class CheckpointStore:
-    """The checkpoints of one node. Several processes may open it: one writes, others read and pin.
+    """The checkpoints of one node. Several processes may open it: one writes, others read.
 
     Raises ConfigError if ``keep`` is less than 1.
     """
@@ -237,9 +234,8 @@ class CheckpointStore:
 
         ``taken`` is called once the tensors are not read any more; what it raises ends the save.
         ``meta`` must be plain JSON. Saving a step again replaces its former checkpoint. Raises
-        DiskFull, RetryLater if the former one is pinned, CheckpointError if ``meta`` can't be
-        stored. After any of them, and after a crash at any point, the earlier checkpoints are
-        unchanged.
+        DiskFull, CheckpointError if ``meta`` can't be stored. After any of them, and after a crash
+        at any point, the earlier checkpoints are unchanged.
         """
         from lowcomm_node.storage.state_file import state_bytes
 
@@ -252,7 +248,10 @@ class CheckpointStore:
                 with disk_full_error(self.folder, needed):
                     temporary = Path(tempfile.mkdtemp(prefix=WRITING, dir=self.folder))
                     write_checkpoint(temporary, step, tensors_by_part, meta, created_at, taken)
-                    self._publish(temporary, step)
+                    if (final := self._path(step)).exists():
+                        final.rename(self.folder / f"{_REPLACED}{final.name}")
+                    temporary.rename(final)
+                    sync(self.folder)
             except BaseException:
                 with suppress(OSError):
                     self._sweep()
@@ -295,12 +294,11 @@ class CheckpointStore:
 
         Raises CheckpointError if one is missing, damaged or not finite.
         """
-        with self.pin(step):
-            info = self._sound(step, parts)
-            names = [file.part for file in info.parts] if parts is None else parts
-            return Checkpoint(
-                info, {part: _read_finite(info.path / f"{part}.safetensors") for part in names}
-            )
+        info = self._sound(step, parts)
+        names = [file.part for file in info.parts] if parts is None else parts
+        return Checkpoint(
+            info, {part: _read_finite(info.path / f"{part}.safetensors") for part in names}
+        )
 
     def load_newest_usable(self, parts: Sequence[str] | None = None) -> Recovery:
         """Read the newest sound checkpoint; reports which were skipped, and why.
@@ -351,31 +349,6 @@ class CheckpointStore:
         except (OSError, ValueError):
             return {}  # there is a note, and it is damaged
 
-    @contextmanager
-    def pin(self, step: int) -> Iterator[Path]:
-        """Context that protects a checkpoint from removal by any process; yields its folder.
-
-        Raises CheckpointError if there is none.
-        """
-        path = self._path(step)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} can't be opened ({error.strerror}): see `checkpoint ls`."
-            ) from error
-        try:
-            is_pinned = lock(descriptor, fcntl.LOCK_SH, wait=False)
-            # A writer may have renamed the folder that was opened.
-            if (
-                not (is_pinned and path.exists())
-                or path.stat().st_ino != os.fstat(descriptor).st_ino
-            ):
-                raise CheckpointError(f"{path} is being removed: use a newer checkpoint.")
-            yield path
-        finally:
-            os.close(descriptor)
-
     def export(self, step: int, path: Path) -> Path:
         """Write weights.safetensors, config.json (step, time and meta) and a tokenizer.json to a
         new folder.
@@ -383,7 +356,7 @@ class CheckpointStore:
         Raises CheckpointError if ``path`` exists or the weights are damaged or not finite,
         DiskFull.
         """
-        with self.pin(step), new_folder(path, self.info(step).size) as folder:
+        with new_folder(path, self.info(step).size) as folder:
             info = self._sound(step, ["weights"])
             weights = info.path / "weights.safetensors"
             _read_finite(weights)
@@ -424,18 +397,9 @@ class CheckpointStore:
             if self._disk_quota.room() >= needed:
                 return
             if old != spared:
-                self._move_unpinned(old, _REMOVING)
+                self._remove(old)
                 self._sweep()
         self._disk_quota.require(needed, "A checkpoint")
-
-    def _publish(self, temporary: Path, step: int) -> None:
-        final = self._path(step)
-        if final.exists() and not self._move_unpinned(step, _REPLACED):
-            raise RetryLater(
-                f"{final} is being served and can't be replaced now: save again at a later step."
-            )
-        temporary.rename(final)
-        sync(self.folder)
 
     def _prune(self, newest: int) -> None:
         """Keep the new one and the newest complete ones before it.
@@ -450,25 +414,15 @@ class CheckpointStore:
         for step in [step for step in ranked if step != newest][: max(0, len(ranked) - self.keep)]:
             # The new checkpoint is safe by now. A removal that fails is repeated at the next save.
             with suppress(OSError):
-                self._move_unpinned(step, _REMOVING)
+                self._remove(step)
         with suppress(OSError):
             self._sweep()
 
-    def _move_unpinned(self, step: int, prefix: str) -> bool:
-        """Rename a checkpoint away unless it is pinned. Returns whether it was renamed.
-
-        Renaming before removal means that a crash leaves no half-empty checkpoint under a valid
-        name; the next sweep removes its files.
-        """
+    def _remove(self, step: int) -> None:
+        """Rename a checkpoint away, so that no crash leaves a part of it under its name. The next
+        sweep removes its files."""
         path = self._path(step)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            free = lock(descriptor, fcntl.LOCK_EX, wait=False)
-            if free:
-                path.rename(self.folder / f"{prefix}{path.name}")
-            return free
-        finally:
-            os.close(descriptor)
+        path.rename(self.folder / f"{_REMOVING}{path.name}")
 
     def _sweep(self) -> None:
         """Clean up after crashes and removals."""
@@ -481,12 +435,9 @@ class CheckpointStore:
 
 
 def _read_finite(path: Path) -> "dict[str, Tensor]":
-    from lowcomm_node.storage.state_file import is_finite, read_state
+    from lowcomm_node.storage.state_file import not_finite, read_state
 
     tensors = read_state(path)
-    for name, tensor in tensors.items():
-        if not is_finite(tensor):
-            raise CheckpointError(
-                f"{path} holds NaN or infinity in {name}: use an older checkpoint."
-            )
+    if (name := not_finite(tensors)) is not None:
+        raise CheckpointError(f"{path} holds NaN or infinity in {name}: use an older checkpoint.")
     return tensors

@@ -75,6 +75,8 @@ def read_state(path: Path, device: str = "cpu") -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}): remove its checkpoint."
         ) from error
+    except OSError as error:  # a writer may have removed it meanwhile
+        raise CheckpointError(f"{path} can't be read ({error}): use a newer checkpoint.") from error
 
 
 _PREFIX = ".mapped-"

@@ -138,13 +138,12 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         half = len(joiner.download._held)
-        # What a crash leaves: half a line, and a piece that never reached the disk.
+        # What a crash leaves: half a manifest, and a piece that never reached the disk.
         lost = next(iter(joiner.download._held))
         with (folder / "state").open("r+b") as file:
             file.seek(LARGE.offsets[lost])
             file.write(bytes(1000))
-        with (folder / "journal").open("ab") as file:
-            file.write(b'{"piece":1')
+        (folder / ".manifest").write_bytes(b"half")
 
         again = Joiner(channels, folder, lambda: [giver.info() for giver in reachable], LARGE)
         assert len(again.download._held) == half - 1, (
@@ -371,8 +370,12 @@ async def test_a_donor_that_does_what_no_donor_does_is_left_out_and_another_one_
         await soon(fetching)
         assert joiner.given_by([good]) == [len(SMALL.pieces)]
         assert re.search(reason, joiner.warnings[0]), joiner.warnings
-        written = sorted(path.name for path in (tmp_path / "home").rglob("*") if path.is_file())
-        assert written == ["journal", "manifest", "state"]
+        written = {path.name for path in (tmp_path / "home").rglob("*") if path.is_file()}
+        assert {"manifest", "state", f"{good.peer_id}.{STEP}"} <= written
+        assert all(
+            name.startswith(rogue.info().peer_id)
+            for name in written - {"manifest", "state", f"{good.peer_id}.{STEP}"}
+        )
 
 
 @pytest.mark.parametrize("liar", [0, 2])
@@ -598,7 +601,7 @@ async def test_what_is_left_of_another_state_is_not_taken_for_this_one(tmp_path,
         if change == "no manifest":
             (folder / "manifest").unlink()
         elif change == "rubbish":
-            (folder / "journal").write_bytes(b"\xff\xfe rubbish")
+            (folder / f"{giver.peer_id}.{STEP}").write_bytes(b"\xff\xfe rubbish")
         form = LARGE if change == "another form" else SMALL
         again = Joiner(channels, folder, list, form)
         assert again.download.is_complete() == (change == "nothing")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import lowcomm_node.storage.checkpoint as checkpoint_module
 from helpers.disk import is_killed_at, on_small_disk
-from lowcomm_node.errors import CheckpointError, DiskFull, RetryLater
+from lowcomm_node.errors import CheckpointError, DiskFull
 from lowcomm_node.storage.checkpoint import (
     DIVERGED,
     MANIFEST,
@@ -390,29 +390,6 @@ def test_steps_that_were_abandoned_go_first(tmp_path: Path) -> None:
 
 
 # Readers and writers at once
-
-
-def test_a_checkpoint_that_is_read_is_not_removed_until_it_is_let_go(tmp_path: Path) -> None:
-    store, reader = make_store(tmp_path, 1, keep=1), make_store(tmp_path, keep=1)
-    with reader.pin(1) as path:
-        store.save(2, make_parts(2), META, NOW)
-        assert path == folder_of(store, 1)
-        assert equal(reader.load(1).tensors, make_parts(1)), "read by two"
-        assert store.steps() == [1, 2]
-    store.save(3, make_parts(3), META, NOW)
-    assert store.steps() == [3]
-
-
-def test_a_step_that_is_read_is_not_replaced_now(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1, 2)
-    with make_store(tmp_path).pin(2):
-        with pytest.raises(RetryLater, match="is being served") as caught:
-            store.save(2, {"weights": {}}, {}, NOW)
-        assert caught.value.exit_code == 75
-        check_tidy(store)
-        check_usable(store, 2)
-    store.save(2, {"weights": {}}, {}, NOW)
-    assert store.load(2).tensors == {"weights": {}}
 
 
 def test_a_reader_whose_checkpoints_are_all_replaced_takes_a_newer_one(
