@@ -21,8 +21,7 @@ PART_BYTES = 1 << 20
 follows as if it had not been cut."""
 LONG_BYTES = 256 << 10
 """Bytes of a text file from which on its end is held out, instead of all of it or nothing."""
-SHORTEST_TAIL = 4 << 10
-"""Bytes of such an end."""
+SHORTEST_TAIL = 4 << 10  # bytes of such an end
 TAIL_SHARE = 100
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
 KINDS = (TEXT, JSONL, PARQUET)
@@ -39,13 +38,11 @@ _MAGIC = {
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
 _OBJECT = re.compile(rb'(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 """The beginning of a JSON object, or of a list of them."""
-_HEAD_BYTES = 4096
-"""Bytes of each file that are read to find its kind."""
+_HEAD_BYTES = 4096  # bytes of each file that are read to find its kind
 _LONGEST_LINE = 64 << 20
 _LONGEST_CHARACTER = 4
 _ROWS = 256
-_NAMED_FILES, _NAMED_FIELDS = 3, 8
-"""In a message."""
+_NAMED_FILES, _NAMED_FIELDS = 3, 8  # in a message
 _VALUES = {bool: "true or false", list: "a list", dict: "an object"}
 
 

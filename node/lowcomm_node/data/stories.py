@@ -24,8 +24,7 @@ T = TypeVar("T")
 
 NAME = "builtin:stories"
 STORIES = 12_000
-HELD_OUT_EVERY = 20
-"""Stories, of which one is held out."""
+HELD_OUT_EVERY = 20  # stories, of which one is held out
 PIECES = " ?[A-Za-z]+|[^A-Za-z]"
 """How text is cut into tokens, as a regular expression: into words, and single characters."""
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -226,8 +225,7 @@ class Choices:
 
     def __init__(self, number: int) -> None:
         self._state = number * 0xD1342543DE82EF95 & _WORD
-        self.nats = 0.0
-        """Information in all draws so far."""
+        self.nats = 0.0  # information in all draws so far
 
     def draw(self, options: Sequence[T]) -> T:
         """Draw one of a few options."""

@@ -21,8 +21,7 @@ class TrainStream:
 
     def __init__(self, split: Split, context: int, batch: int, seed: int, peer_id: str) -> None:
         _require(split, context, "training")
-        self.batches = 0
-        """Batches drawn so far."""
+        self.batches = 0  # batches drawn so far
         self._split = split
         self._context = context
         self._batch = batch

@@ -22,8 +22,7 @@ from lowcomm_node.storage.files import sha256_file, write_atomic
 from lowcomm_node.system.command import install
 from lowcomm_protocol.spec.sections import BYTES, MAX_TOKENIZER_BYTES, STORY_TOKENS
 
-KEPT = "tokenizer.json"
-"""Name of the copy in the folder of a run."""
+KEPT = "tokenizer.json"  # name of the copy in the folder of a run
 CHECKED = (
     "The quick brown fox can't jump over 13 lazy dogs...\n\n\tdef f(x_1):  # 3.14e-10\r\n"
     "        return x_1 ** 2 != 1234567890\n Größe, naïve œuvre, Ελλάδα, Жизнь прекрасна! "
@@ -31,10 +30,8 @@ CHECKED = (
     "\U0001f600\U0001f469\u200d\U0001f4bb e\u0301 \ufeff <|endoftext|></s>[SEP]  \u00a0 end   "
 )
 """The text of ``data.tokenizer_check``: scripts, spaces, numbers, code, special tokens."""
-TRIAL_SECONDS = 600.0
-"""For the process that tries a file, which also has limits of its own."""
-_TRIED = set[bytes]()
-"""SHA-256 of files that have passed."""
+TRIAL_SECONDS = 600.0  # for the process that tries a file, which also has limits of its own
+_TRIED = set[bytes]()  # SHA-256 of files that have passed
 _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 

@@ -21,14 +21,10 @@ CPU_SECONDS, BYTES_A_SECOND = 20, 512 << 10
 """Processor time: a base, and a second for each ``BYTES_A_SECOND`` bytes of the file."""
 MOST_GROWTH = 16
 """How many times as long a text may become, before it is cut into tokens and after them."""
-LONGEST_TOKEN, LONGEST_AFFIX, LONGEST_WORD = 1024, 64, 1000
-"""Characters."""
-MOST_ADDED = 64
-"""Tokens that a template may add to a text."""
-_LONGEST_MAPPED = 64
-"""Bytes; the longest that Unicode itself puts in place of a character has 33."""
-_PROBE = 16 << 10
-"""Characters of each text that is tried."""
+LONGEST_TOKEN, LONGEST_AFFIX, LONGEST_WORD = 1024, 64, 1000  # characters
+MOST_ADDED = 64  # tokens that a template may add to a text
+_LONGEST_MAPPED = 64  # bytes; the longest that Unicode itself puts in place of a character has 33
+_PROBE = 16 << 10  # characters of each text that is tried
 _PROSE = (
     "The quick brown fox can't jump over 13 lazy dogs...\n\n\tdef f(x_1):  # 3.14e-10\r\n"
     "        return x_1 ** 2 != 1234567890\n Größe, naïve œuvre, Ελλάδα, Жизнь прекрасна! "

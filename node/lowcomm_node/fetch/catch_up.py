@@ -32,10 +32,8 @@ from lowcomm_protocol.spec.run import SignedRun
 from lowcomm_protocol.spec.sections import SyncSettings
 from lowcomm_protocol.state import StateForm, tolerated_lag
 
-ROUNDS = 5
-"""Copies in a row."""
-MOST_GATHERED = 3
-"""Peers whose weights an export averages."""
+ROUNDS = 5  # copies in a row
+MOST_GATHERED = 3  # peers whose weights an export averages
 
 
 def _reached(peers: Sequence[PeerInfo]) -> int:

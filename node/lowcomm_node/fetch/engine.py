@@ -31,38 +31,28 @@ from lowcomm_protocol.errors import LowcommError, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 
-MOST_SERVING = 3
-"""Peers that serve us at once. With that many we leave the queues of others."""
-SHARED_RATE = 500_000.0
-"""Bytes a second of ``--max-down`` for each of them."""
-MOST_SESSIONS = 6
-"""Peers that serve us, or have us in their queue."""
+MOST_SERVING = 3  # peers that serve us at once. With that many we leave the queues of others.
+SHARED_RATE = 500_000.0  # bytes a second of ``--max-down`` for each of them
+MOST_SESSIONS = 6  # peers that serve us, or have us in their queue
 CHUNK_BYTES = 256 * 1024
 AHEAD_BYTES = 1024 * 1024
 """Bytes of pieces that a peer is asked for in advance, so that the link does not idle."""
-MAX_REQUESTS = 64
-"""Requests of one peer that may wait at a giver."""
-SILENCE = 30.0
-"""Seconds for a peer to send something, once it is our turn."""
-QUEUE_DEADLINE = 3600.0
-"""Seconds in a queue that does not move."""
+MAX_REQUESTS = 64  # requests of one peer that may wait at a giver
+SILENCE = 30.0  # seconds for a peer to send something, once it is our turn
+QUEUE_DEADLINE = 3600.0  # seconds in a queue that does not move
 MOST_POSITION = 1000
-OPEN_DEADLINE = 900.0
-"""Seconds for a peer to make a snapshot, while it sends signs of life."""
-STALL_DEADLINE = 120.0
-"""Seconds in which nothing comes, while we wait in no queue."""
+OPEN_DEADLINE = 900.0  # seconds for a peer to make a snapshot, while it sends signs of life
+STALL_DEADLINE = 120.0  # seconds in which nothing comes, while we wait in no queue
 ATTEMPTS, RETRY_PAUSE = 4, 2.0
 """Streams, and seconds before the next. gRPC does not redial at once, so attempts would be used up
 in a moment."""
-LATER = 15.0
-"""Seconds before a peer is asked again that was busy, slow, or without what we miss."""
+LATER = 15.0  # seconds before a peer is asked again that was busy, slow, or without what we miss
 SLOW, SLOW_TIMES = 10.0, 6
 """Seconds, or times what other pieces took, after which a piece is asked of another peer, too."""
 GIVING_WAY, LEAST_RATE = 20.0, 16_000.0
 """Seconds until a session gives way for the first time that brings fewer bytes a second (or half of
 what our owner allows)."""
-PREPARING = 6
-"""Times as long for a peer that is making a snapshot for us."""
+PREPARING = 6  # times as long for a peer that is making a snapshot for us
 TICK = 0.25
 _REFUSED = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -90,22 +80,15 @@ class Download(ABC):
     """
 
     def __init__(self, name: str, enter: pb.Enter, total: int = 0) -> None:
-        self.name = name
-        """For people."""
-        self.enter = enter
-        """Request that names the content."""
-        self.total = total
-        """Bytes of all pieces; 0: unknown."""
-        self.size = 0
-        """Bytes of the pieces that are here."""
-        self.missing: dict[int, None] = {}
-        """Pieces to ask for, in the order of asking."""
-        self.struck: set[str] = set()
-        """Peers that have violated the protocol."""
+        self.name = name  # for people
+        self.enter = enter  # request that names the content
+        self.total = total  # bytes of all pieces; 0: unknown
+        self.size = 0  # bytes of the pieces that are here
+        self.missing: dict[int, None] = {}  # pieces to ask for, in the order of asking
+        self.struck: set[str] = set()  # peers that have violated the protocol
         self._under_way: dict[int, tuple[Source, float]] = {}
         """The source that was asked for a piece last, and when."""
-        self._seconds: deque[float] = deque(maxlen=32)
-        """Times that pieces took."""
+        self._seconds: deque[float] = deque(maxlen=32)  # times that pieces took
 
     @abstractmethod
     def conclude(self) -> bool:
@@ -183,24 +166,18 @@ class PeerSession:
 
     def __init__(self, fetch: "Fetch", peer: PeerInfo, worth: Patience) -> None:
         self.peer = peer
-        self.position: int | None = None
-        """In its queue; 0: it is our turn; None: unknown yet."""
-        self.served: float | None = None
-        """When our turn began; None while we wait for it."""
-        self.since = monotonic()
-        """Time of the last position, or of the last bytes."""
-        self.worth = worth
-        """Runs out while it brings too little."""
+        self.position: int | None = None  # in its queue; 0: it is our turn; None: unknown yet
+        self.served: float | None = None  # when our turn began; None while we wait for it
+        self.since = monotonic()  # time of the last position, or of the last bytes
+        self.worth = worth  # runs out while it brings too little
         self._fetch = fetch
         self._download = fetch.download
         self._bytes_received = 0
         self._source: Source | None = None
         self._was_served = False
-        self._name = b""
-        """SHA-256 that the source gave for its offer."""
+        self._name = b""  # SHA-256 that the source gave for its offer
         self._asked: deque[int] = deque()
-        self._data = bytearray()
-        """Bytes received of the first piece that was asked for."""
+        self._data = bytearray()  # bytes received of the first piece that was asked for
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -383,16 +360,14 @@ class Fetch:
         self.download = download
         self.down = down or BandwidthLimit()
         self.bytes_received = 0
-        self.reasons: dict[str, str] = {}
-        """Why peers gave nothing more."""
+        self.reasons: dict[str, str] = {}  # why peers gave nothing more
         self.sessions: dict[str, PeerSession] = {}
         self.changed = asyncio.Event()
         self._peers = peers
         self._warn = warn
         self._gives_up = gives_up
         self._leaving: set[asyncio.Task[None]] = set()
-        self._later: dict[str, float] = {}
-        """When a peer may be asked again; infinity: never."""
+        self._later: dict[str, float] = {}  # when a peer may be asked again; infinity: never
         self._patience: dict[str, float] = {}
         self._use = Use()
 

@@ -81,8 +81,7 @@ class FileDownload(Download):
         super().__init__(file.name, pb.Enter(file=file.sha256), file.size or 0)
         self.file = file
         self.path = path
-        self.digests: tuple[bytes, ...] = ()
-        """SHA-256 of each piece, once they are known."""
+        self.digests: tuple[bytes, ...] = ()  # SHA-256 of each piece, once they are known
         self._part = path.with_name(f".{path.name}.part")
         self._descriptor: int | None = None
         self._opening, self._writing = asyncio.Lock(), Lock()

@@ -23,13 +23,10 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.state import StateForm
 
-REQUEST_BYTES = 64
-"""Bytes of a request at most."""
+REQUEST_BYTES = 64  # bytes of a request at most
 ENTER_DEADLINE = 10.0
-SLOWEST = 2_000.0
-"""Bytes that buy a peer another second, to ask or to read."""
-STILL_HERE = 10.0
-"""Seconds between two signs of life while a snapshot is being made."""
+SLOWEST = 2_000.0  # bytes that buy a peer another second, to ask or to read
+STILL_HERE = 10.0  # seconds between two signs of life while a snapshot is being made
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,12 @@ from time import monotonic
 from lowcomm_node.errors import RetryLater
 from lowcomm_node.system.quota import OF_FEW, Shares, prefixes_of
 
-MOST_SERVED = 2
-"""Peers served at once."""
-MOST_WAITING = 30
-"""Peers that may wait for their turn."""
-TURN_SECONDS = 60.0
-"""Length of a turn while others wait, from when its content is open."""
+MOST_SERVED = 2  # peers served at once
+MOST_WAITING = 30  # peers that may wait for their turn
+TURN_SECONDS = 60.0  # length of a turn while others wait, from when its content is open
 NETWORK_WEIGHT = 4
 """Peers of one /24 (IPv4) or /48 (IPv6) that weigh as much as one of a single address."""
-LOOK_SECONDS = 1.0
-"""Between two looks, while others wait, whether a served peer must go."""
+LOOK_SECONDS = 1.0  # between two looks, while others wait, whether a served peer must go
 
 
 class GivingTurn:

@@ -37,12 +37,9 @@ from lowcomm_protocol.state import Manifest, Piece, StateForm, Version, name_of,
 if TYPE_CHECKING:
     from lowcomm_protocol.state import Values
 
-AUDITS = 2
-"""Pieces fetched from each donor although another one has given them already."""
-AUDITED_SHARE = 1 / 32
-"""Largest share of the state that is audited; always at least one piece."""
-MAX_OFFERS = 1024
-"""Snapshots that donors may offer for one state."""
+AUDITS = 2  # pieces fetched from each donor although another one has given them already
+AUDITED_SHARE = 1 / 32  # largest share of the state that is audited; always at least one piece
+MAX_OFFERS = 1024  # snapshots that donors may offer for one state
 FAR_APART = 0.75
 """Weights of honest peers at one version are a few hundredths apart; unrelated ones, 1.4."""
 VERSION_PATIENCE = 5.0

@@ -48,8 +48,7 @@ _STEP = re.compile(r"step-(\d{10})")
 _PART = r"^[a-z][a-z0-9_-]{0,63}$"
 """A part's name, which becomes a file name: it can't leave the folder."""
 _REMOVING, _REPLACED = ".removing-", ".replaced-"
-_END_OF_TIME = 253_402_300_800.0
-"""The year 10,000, in seconds since the epoch."""
+_END_OF_TIME = 253_402_300_800.0  # the year 10,000, in seconds since the epoch
 _OVERHEAD = 1 << 20
 """Bytes for headers, manifest and the file system's own records, beside the tensors themselves."""
 

@@ -20,8 +20,7 @@ from lowcomm_node.system.units import write_size
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import KEY_BYTES, Identity, identity_from_libp2p
 
-WRITING = ".writing-"
-"""Prefix of files and folders that are not whole; a crash leaves them behind."""
+WRITING = ".writing-"  # prefix of files and folders that are not whole; a crash leaves them behind
 
 
 def sync(path: Path) -> None:
@@ -288,8 +287,7 @@ def home_lock(path: Path) -> Iterator[None]:
 
 
 GIB = 1024**3
-_BLOCK = 512
-"""Bytes of the blocks in which the system counts a file's space."""
+_BLOCK = 512  # bytes of the blocks in which the system counts a file's space
 
 
 class DiskQuota:

@@ -26,15 +26,12 @@ from lowcomm_node.storage.files import disk_full_error, require_space
 from lowcomm_node.system.logs import log
 from lowcomm_protocol.state import name_of
 
-MAX_SNAPSHOTS = 2
-"""On disk at once."""
-KEEP_SECONDS = 120.0
-"""Seconds to keep an unused snapshot, so interrupted joiners can resume."""
+MAX_SNAPSHOTS = 2  # on disk at once
+KEEP_SECONDS = 120.0  # seconds to keep an unused snapshot, so interrupted joiners can resume
 SHORTEST_LIFE = 2.0
 """Seconds before another one is made, and at least this many times what making one takes:"""
 COST_SHARE = 4.0
-FAILED_PAUSE = 30.0
-"""Seconds before the next attempt after a failure."""
+FAILED_PAUSE = 30.0  # seconds before the next attempt after a failure
 _WRITING = ".writing-"
 
 

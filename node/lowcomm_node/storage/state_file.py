@@ -18,8 +18,7 @@ from lowcomm_node.errors import CheckpointError
 from lowcomm_node.storage.files import disk_full_error
 from lowcomm_protocol.codecs.base import Vector
 
-_RESERVED = "__metadata__"
-"""safetensors reserves this name."""
+_RESERVED = "__metadata__"  # safetensors reserves this name
 _SYSTEM = re.compile(r"\(os error (\d+)\)")
 """safetensors is written in Rust, and gives the system's error number only in its text."""
 
