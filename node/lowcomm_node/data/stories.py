@@ -11,12 +11,11 @@ generators", 2014), not from a library's generator.
 """
 
 import hashlib
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from lowcomm_node.data.documents import Document, ReadProgress
 
@@ -27,37 +26,14 @@ STORIES = 12_000
 HELD_OUT_EVERY = 20  # stories, of which one is held out
 PIECES = " ?[A-Za-z]+|[^A-Za-z]"
 """How text is cut into tokens, as a regular expression: into words, and single characters."""
+_UNUSED = {" An", " Can", " Every", " How", " Nothing", " Now", " Once", " This", " Tonight"}
+_UNUSED |= {" What", " Why", "And", "From", "That"}
+"""Words that no story has. They keep the numbers of the others as they have always been."""
 _SLOT = re.compile(r"\{(\w+)\}")
 _WORD = (1 << 64) - 1
 
 
 # The grammar. ``{name}`` stands for a text of the rule of that name, or for a part of the cast.
-
-
-class Character(NamedTuple):
-    """A character of a story."""
-
-    name: str
-    she: str
-    her: str
-    hers: str
-    animal: str
-    home: str
-
-
-class Trouble(NamedTuple):
-    """A misfortune of the friend, and the thing that helps."""
-
-    thing: str
-    """With its article."""
-    short: str
-    """Its name from then on."""
-    plea: str
-    trouble: str
-    help: str
-    """Offence of the hero with the thing."""
-    after: str
-
 
 _PRONOUNS = {"she": ("she", "her", "her"), "he": ("he", "him", "his")}
 _CHARACTERS = """
@@ -203,18 +179,26 @@ def _rules() -> Mapping[str, tuple[str, ...]]:
     return rules
 
 
-_LINES = [line.strip() for line in _TROUBLES.strip().splitlines()]
-CHARACTERS = tuple(
-    Character(name, *_PRONOUNS[pronoun], animal, home)
-    for name, pronoun, animal, home in (
-        line.split(" | ") for line in _CHARACTERS.strip().splitlines()
-    )
-)
-TROUBLES = tuple(
-    Trouble(*first.split(" | "), *others)
-    for first, *others in (_LINES[start : start + 4] for start in range(0, len(_LINES), 4))
-)
-RULES = _rules()
+def _characters() -> Iterator[dict[str, str]]:
+    for line in _CHARACTERS.strip().splitlines():
+        name, pronoun, animal, home = line.split(" | ")
+        she, her, hers = _PRONOUNS[pronoun]
+        yield {"hero": name, "she": she, "her": her, "hers": hers, "animal": animal, "home": home}
+
+
+def _troubles() -> Iterator[dict[str, str]]:
+    lines = [line.strip() for line in _TROUBLES.strip().splitlines()]
+    for start in range(0, len(lines), 4):
+        thing, short, plea = lines[start].split(" | ")
+        trouble, help_, after = lines[start + 1 : start + 4]
+        yield {"thing": thing, "short": short, "plea": plea} | {
+            "trouble": trouble,
+            "help": help_,
+            "after": after,
+        }
+
+
+CHARACTERS, TROUBLES, RULES = tuple(_characters()), tuple(_troubles()), _rules()
 
 
 # A story from its number
@@ -225,48 +209,42 @@ class Choices:
 
     def __init__(self, number: int) -> None:
         self._state = number * 0xD1342543DE82EF95 & _WORD
-        self.nats = 0.0  # information in all draws so far
 
     def draw(self, options: Sequence[T]) -> T:
         """Draw one of a few options."""
         if len(options) == 1:
             return options[0]
-        self.nats += math.log(len(options))
-        self._state = self._state + 0x9E3779B97F4A7C15 & _WORD
-        mixed = self._state
+        self._state = mixed = self._state + 0x9E3779B97F4A7C15 & _WORD
         mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
         mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD
         # The bias of the remainder is below one in 10^17.
         return options[(mixed ^ mixed >> 31) % len(options)]
 
 
-def tell(number: int) -> tuple[str, float]:
-    """The story of a number, and the nats of the choices in it: a model can't do better."""
+def tell(number: int) -> str:
+    """The story of a number."""
     choices = Choices(number)
     hero = choices.draw(CHARACTERS)
     friend = choices.draw(tuple(one for one in CHARACTERS if one is not hero))
     trouble = choices.draw(TROUBLES)
     cast = {
-        **hero._asdict(),
-        **trouble._asdict(),
-        "hero": hero.name,
-        "Her": hero.hers.capitalize(),
-        "Thing": trouble.thing.capitalize(),
-        "friend": friend.name,
-        "friend_animal": friend.animal,
-        "he": friend.she,
-        "him": friend.her,
-        "his": friend.hers,
+        **hero,
+        **trouble,
+        "Her": hero["hers"].capitalize(),
+        "Thing": trouble["thing"].capitalize(),
+        "friend": friend["hero"],
+        "friend_animal": friend["animal"],
+        "he": friend["she"],
+        "him": friend["her"],
+        "his": friend["hers"],
     }
-    return _expand("{story}", cast, choices) + "\n", choices.nats
 
+    def expand(text: str) -> str:
+        return _SLOT.sub(
+            lambda slot: expand(cast.get(slot[1]) or choices.draw(RULES[slot[1]])), text
+        )
 
-def _expand(text: str, cast: Mapping[str, str], choices: Choices) -> str:
-    def replacement(slot: re.Match[str]) -> str:
-        name = slot[1]
-        return _expand(cast[name] if name in cast else choices.draw(RULES[name]), cast, choices)
-
-    return _SLOT.sub(replacement, text)
+    return expand("{story}") + "\n"
 
 
 def count_rules() -> int:
@@ -276,7 +254,7 @@ def count_rules() -> int:
 
 @cache
 def _all() -> tuple[str, ...]:
-    return tuple(tell(number)[0] for number in range(STORIES))
+    return tuple(map(tell, range(STORIES)))
 
 
 @dataclass(frozen=True)
@@ -303,20 +281,5 @@ class StoryCorpus:
 @cache
 def words() -> tuple[str, ...]:
     """The words, sorted; token ``256 + n`` is the word of number n."""
-    found = {piece for text in _texts() for piece in re.findall(PIECES, text) if len(piece) > 1}
-    return tuple(sorted(found))
-
-
-def _texts() -> Iterator[str]:
-    """All texts of the grammar: after a blank, and those that a quotation or a story begins with
-    as they are."""
-    things = [one.thing.capitalize() for one in TROUBLES]
-    fixed = [text for texts in (*RULES.values(), *TROUBLES, *CHARACTERS) for text in texts]
-    fixed += things + [one.hers.capitalize() for one in CHARACTERS]
-    quoted = [one.plea for one in TROUBLES] + things
-    for name in ("beginning", "hello", "question", "last"):
-        quoted += RULES[name]
-    for text in fixed:
-        yield from (f" {part.strip()}" for part in _SLOT.split(text)[::2])
-        yield from re.findall(r'"([A-Za-z]+)', text)
-    yield from (re.split("[^A-Za-z]", text)[0] for text in quoted)
+    pieces = {piece for number in range(1000) for piece in re.findall(PIECES, tell(number))}
+    return tuple(sorted({piece for piece in pieces if len(piece) > 1} | _UNUSED))

@@ -20,7 +20,7 @@ SOURCE = "builtin:stories"
 
 @cache
 def stories() -> tuple[str, ...]:
-    return tuple(tell(number)[0] for number in range(600))
+    return tuple(map(tell, range(600)))
 
 
 def test_the_stories_and_their_tokens_are_the_same_bytes_on_every_machine() -> None:
