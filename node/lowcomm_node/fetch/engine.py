@@ -14,7 +14,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
@@ -144,19 +143,6 @@ class Download(ABC):
             self._seconds.append(monotonic() - self._under_way.pop(index)[1])
 
 
-class Patience:
-    """Time for which a peer may keep us waiting; the bytes that it brings buy it more."""
-
-    def __init__(self, seconds: float, rate: float) -> None:
-        """``seconds``: at the beginning and at most; ``rate``: bytes that buy a second."""
-        self.left = self.most = seconds
-        self._rate = rate
-
-    def passed(self, count: int) -> None:
-        """Bytes have come."""
-        self.left = min(self.most, self.left + count / self._rate)
-
-
 class TurnOver(RetryLater):
     """Others wait at a peer that has served us for long: we queue again."""
 
@@ -164,12 +150,14 @@ class TurnOver(RetryLater):
 class PeerSession:
     """Our session with one peer."""
 
-    def __init__(self, fetch: "Fetch", peer: PeerInfo, worth: Patience) -> None:
+    def __init__(self, fetch: "Fetch", peer: PeerInfo, seconds: float, rate: float) -> None:
+        """It may bring next to nothing for ``seconds``; ``rate``: bytes that buy a second more."""
         self.peer = peer
+        self.patience = self.patience_left = seconds
         self.position: int | None = None  # in its queue; 0: it is our turn; None: unknown yet
         self.served: float | None = None  # when our turn began; None while we wait for it
         self.since = monotonic()  # time of the last position, or of the last bytes
-        self.worth = worth  # runs out while it brings too little
+        self._rate = rate
         self._fetch = fetch
         self._download = fetch.download
         self._bytes_received = 0
@@ -201,7 +189,6 @@ class PeerSession:
         finally:
             self.served = None
             self._close_source()
-            self._fetch.changed.set()
 
     async def _stream(self) -> None:
         channels, name = self._fetch.channels, self.peer.peer_id
@@ -250,8 +237,7 @@ class PeerSession:
         self.position, self.served = 0, monotonic()
         if not self._was_served:  # once: turns may be short
             self._was_served = True
-            self.worth.left = self.worth.most
-        self._fetch.changed.set()
+            self.patience_left = self.patience
         return reply.opened
 
     async def _take_pieces(self, stream: CallerStream, source: Source) -> None:
@@ -265,13 +251,12 @@ class PeerSession:
                 self._asked.popleft()
                 self._data = bytearray()
                 self._fetch.reasons.pop(self.peer.peer_id, None)
-                self._fetch.changed.set()
             elif self._download.conclude():
                 return
             elif monotonic() - self.since > LATER:
                 raise RetryLater("has nothing that we miss, or others give the rest")
             else:
-                await self._fetch.wait_changed()
+                await asyncio.sleep(TICK)
 
     async def _ask_ahead(self, stream: CallerStream, source: Source) -> None:
         """Ask for pieces while few bytes are under way."""
@@ -309,7 +294,7 @@ class PeerSession:
                 raise ProtocolViolation("sent more than was asked for")
             data += chunk.data
             arrival.took(count)
-            self.worth.passed(count)
+            self.patience_left = min(self.patience, self.patience_left + count / self._rate)
             self.since = monotonic()
             self._bytes_received += count
             self._fetch.received(count)
@@ -362,7 +347,6 @@ class Fetch:
         self.bytes_received = 0
         self.reasons: dict[str, str] = {}  # why peers gave nothing more
         self.sessions: dict[str, PeerSession] = {}
-        self.changed = asyncio.Event()
         self._peers = peers
         self._warn = warn
         self._gives_up = gives_up
@@ -379,23 +363,23 @@ class Fetch:
         last = looked = monotonic()
         try:
             while not self.download.conclude():
-                before = self._progress()
                 self._begin_sessions()
                 show(self.describe())
-                await self.wait_changed()
+                tasks = [session.task for session in self.sessions.values()]
+                tasks = tasks or [asyncio.create_task(asyncio.sleep(TICK))]
+                await asyncio.wait(tasks, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
                 passed, looked = monotonic() - looked, monotonic()
                 for session in self.sessions.values():
                     is_preparing = session.position == 0 and session.served is None
-                    session.worth.left -= passed / PREPARING if is_preparing else passed
+                    session.patience_left -= passed / PREPARING if is_preparing else passed
+                    last = max(last, session.since)
                 self._end_sessions()
-                if self._progress() != before:
-                    last = monotonic()
                 queued = any(session.position for session in self.sessions.values())
                 patience = QUEUE_DEADLINE if queued else STALL_DEADLINE
                 is_hopeless = not self.sessions and all(
                     self._later.get(peer.peer_id) == inf for peer in self._peers()
                 )
-                if self._gives_up and (monotonic() - last > patience or is_hopeless):
+                if self._gives_up and (looked - last > patience or is_hopeless):
                     raise LinkLost(self.why_not())
         finally:
             for name in list(self.sessions):
@@ -427,15 +411,6 @@ class Fetch:
         reasons = [f"{peer[-6:]}: {reason}" for peer, reason in self.reasons.items()]
         return "; ".join(reasons[:3]) or "no peer that could give it is here yet"
 
-    async def wait_changed(self) -> None:
-        """Wait until a session has changed, or for a moment."""
-        changed = self.changed
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TICK):
-                await changed.wait()
-        if changed is self.changed and changed.is_set():
-            self.changed = asyncio.Event()
-
     def received(self, count: int) -> None:
         """Count received bytes."""
         self.bytes_received += count
@@ -451,19 +426,19 @@ class Fetch:
             is_late = self._later.get(name, 0.0) > monotonic()
             if is_late or (len(self.sessions) >= most and not self._make_room()):
                 return
-            worth = Patience(self._patience.get(name, GIVING_WAY), rate)
-            self.sessions[name] = PeerSession(self, peer, worth)
+            seconds = self._patience.get(name, GIVING_WAY)
+            self.sessions[name] = PeerSession(self, peer, seconds, rate)
 
     def _make_room(self) -> bool:
         """End the session that has brought too little for longest, if there is one."""
         if not self.sessions:
             return False
-        name, session = min(self.sessions.items(), key=lambda item: item[1].worth.left)
-        if session.worth.left >= 0:
+        name, session = min(self.sessions.items(), key=lambda item: item[1].patience_left)
+        if session.patience_left >= 0:
             return False
         self._patience[name] = 2 * self._patience.get(name, GIVING_WAY)
         self._cancel(name)
-        self.reasons[name] = f"has brought next to nothing in {session.worth.most:.0f} s"
+        self.reasons[name] = f"has brought next to nothing in {session.patience:.0f} s"
         return True
 
     def _end_sessions(self) -> None:
@@ -502,6 +477,3 @@ class Fetch:
         others."""
         rate = self.down.rate
         return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1
-
-    def _progress(self) -> tuple[float, ...]:
-        return self.bytes_received, *(session.since for session in self.sessions.values())
