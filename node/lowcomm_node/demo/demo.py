@@ -24,16 +24,15 @@ from lowcomm_node.status.model import Status
 from lowcomm_node.status.panel import swarm_panel
 from lowcomm_node.status.report import write_report
 from lowcomm_node.status.words import swarm_in_words
+from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import absolute
 from lowcomm_node.system.command import unwinding_signals
 from lowcomm_node.system.units import seconds
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
-POLL = 1.0
-"""Seconds between two looks at all nodes: the panel shows single steps, events do not."""
-START_POLL = 0.1
-"""Seconds between two looks at a log: nothing can wait for a line in a file."""
+POLL, START_POLL = 1.0, 0.1
+"""Seconds between two looks at all nodes, and at a log: nothing can wait for a line in a file."""
 START_DEADLINE = 90.0
 LEAVE_DEADLINE = 60.0
 SAMPLE_TOKENS = 400
@@ -127,7 +126,6 @@ class Demo:
         holds a former demo. All processes have ended when this returns or raises.
         """
         home = absolute(self.folder or find_home() / "demo" / time.strftime("%Y%m%d-%H%M%S"))
-        home.mkdir(parents=True, exist_ok=True)
         spec = home / "run.toml"
         if spec.exists():
             # Its nodes would resume from their checkpoints and have nothing left to show.
@@ -135,7 +133,7 @@ class Demo:
             raise ConfigError(f"{home} holds a former demo: {other}.")
         settings = (self.method, self.steps, self.seed, self.nodes, self.interval, self.optimizer)
         text = write_template("demo", *settings, more=TEXTS[self.text])
-        spec.write_text(text, encoding="utf-8")
+        write_atomic(spec, text.encode())
         with unwinding_signals():
             try:
                 address = self._start_bootstrap(home / "bootstrap", spec)

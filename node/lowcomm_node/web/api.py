@@ -7,7 +7,7 @@ A call ``name`` is the route ``/api/v1/name``. The server answers it by the meth
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Generic, Literal, Optional, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Optional, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
@@ -23,10 +23,8 @@ ROOT = "/api/v1"
 TIMEOUT = 10.0
 EXAMINING = 180.0
 """Seconds for calls that wait for peers: each of their steps has a deadline of its own."""
-GATHERING = 900.0
-"""Seconds for states of peers, which may have gigabytes."""
-EXPORTING = 900.0
-"""Seconds for the largest models."""
+LONGEST = 900.0
+"""Seconds for states of peers, which may have gigabytes, and for exports of the largest models."""
 LONGEST_PAUSE = 10 * 366 * 86400.0
 """Seconds; a longer pause has no end."""
 T = TypeVar("T")
@@ -36,17 +34,17 @@ class _Parameters(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Query(Generic[T]):
     """A call, and the type of its answer."""
 
+    method: ClassVar[str] = "GET"
     name: str
     text: str
     """What it does, in a sentence."""
     answer: type[T]
     parameters: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Type and default by name."""
-    method: Literal["GET", "POST"] = "GET"
     by: str = ""
     """The node's method, where its name is another one."""
     timeout: float = TIMEOUT
@@ -65,128 +63,104 @@ class Query(Generic[T]):
         return {name: getattr(checked, name) for name in self.parameters}
 
 
-STATUS = Query(name="status", text="Everything about the node at this moment.", answer=Status)
+class Order(Query[T]):
+    """A call that changes something, or takes long."""
+
+    method = "POST"
+
+
+STATUS = Query("status", "Everything about the node at this moment.", Status)
 HEALTH = Query(
-    name="health",
-    text="Whether the node is well, and why: as `lowcomm-node healthy` judges.",
-    answer=Health,
+    "health", "Whether the node is well, and why: as `lowcomm-node healthy` judges.", Health
 )
-PEERS = Query(name="peers", text="The peers that are alive.", answer=list[PeerStatus])
+PEERS = Query("peers", "The peers that are alive.", list[PeerStatus])
 ROUNDS = Query(
-    name="rounds",
-    text="The last exchanges, newest last.",
-    answer=list[ExchangeEnded],
-    parameters={"limit": (int, 20)},
+    "rounds", "The last exchanges, newest last.", list[ExchangeEnded], {"limit": (int, 20)}
 )
 SAMPLES = Query(
-    name="samples",
-    text="Past figures from the journal since a Unix time, evenly thinned to at most `most`.",
-    answer=list[Sample],
-    parameters={"since": (int, 0), "most": (int, 500)},
+    "samples",
+    "Past figures from the journal since a Unix time, evenly thinned to at most `most`.",
+    list[Sample],
+    {"since": (int, 0), "most": (int, 500)},
 )
 EXCHANGES = Query(
-    name="exchanges",
-    text="The last exchanges in the journal since a Unix time, newest last.",
-    answer=list[ExchangeEnded],
-    parameters={"limit": (int, 200), "since": (int, 0)},
+    "exchanges",
+    "The last exchanges in the journal since a Unix time, newest last.",
+    list[ExchangeEnded],
+    {"limit": (int, 200), "since": (int, 0)},
 )
-STORY = Query(
-    name="story",
-    text="How the n-th last exchange went.",
-    answer=dict[str, Any],
-    parameters={"last": (int, 1)},
-)
+STORY = Query("story", "How the n-th last exchange went.", dict[str, Any], {"last": (int, 1)})
 MESSAGES = Query(
-    name="messages",
-    text="What each code means, and what to do, by its kind, such as `waits` and `warnings`.",
-    answer=dict[str, dict[str, Explanation]],
+    "messages",
+    "What each code means, and what to do, by its kind, such as `waits` and `warnings`.",
+    dict[str, dict[str, Explanation]],
 )
-LIMITS = Query(name="limits", text="The owner's limits on traffic.", answer=Limits)
-CHANGE_LIMITS = Query(
-    name="limits",
-    text="Change limits, such as `5Mbit` or `none`; those left out stay.",
-    answer=Limits,
-    parameters={"changes": (dict[str, Any], {})},
-    method="POST",
+LIMITS = Query("limits", "The owner's limits on traffic.", Limits)
+CHANGE_LIMITS = Order(
+    "limits",
+    "Change limits, such as `5Mbit` or `none`; those left out stay.",
+    Limits,
+    {"changes": (dict[str, Any], {})},
     by="change_limits",
 )
-DOCTOR = Query(
-    name="doctor",
-    text="What is wrong with this machine or its network. It takes a minute.",
-    answer=list[Any],
-    parameters={"peers": (list[str], [])},
-    method="POST",
+DOCTOR = Order(
+    "doctor",
+    "What is wrong with this machine or its network. It takes a minute.",
+    list[Any],
+    {"peers": (list[str], [])},
     timeout=EXAMINING,
 )
-PING = Query(
-    name="ping",
-    text="Latency and rate on each route to a peer.",
-    answer=Ping,
-    parameters={"peer": (str, "")},
-    method="POST",
+PING = Order(
+    "ping",
+    "Latency and rate on each route to a peer.",
+    Ping,
+    {"peer": (str, "")},
     timeout=EXAMINING,
 )
-GATHER = Query(
-    name="gather",
-    text="Save a checkpoint now, and fetch the slow weights of up to three peers.",
-    answer=Gathered,
-    method="POST",
-    timeout=GATHERING,
+GATHER = Order(
+    "gather",
+    "Save a checkpoint now, and fetch the slow weights of up to three peers.",
+    Gathered,
+    timeout=LONGEST,
 )
-SCHEDULE = Query(
-    name="schedule",
-    text="Train in other hours, such as 22:00-07:00 or none for always, and after a restart too.",
-    answer=Hours,
-    parameters={"hours": (str, "")},
-    method="POST",
+SCHEDULE = Order(
+    "schedule",
+    "Train in other hours, such as 22:00-07:00 or none for always, and after a restart too.",
+    Hours,
+    {"hours": (str, "")},
 )
-EXPORT = Query(
-    name="export",
-    text="Write the newest model into a folder of the home: hf or gguf.",
-    answer=ExportedModel,
-    parameters={"to": (str, "hf")},
-    method="POST",
-    timeout=EXPORTING,
+EXPORT = Order(
+    "export",
+    "Write the newest model into a folder of the home: hf or gguf.",
+    ExportedModel,
+    {"to": (str, "hf")},
+    timeout=LONGEST,
 )
-PAUSE = Query(
-    name="pause",
-    text="Save, and free the trainer's memory, for these seconds or until resumed (null).",
-    answer=type(None),
-    parameters={"seconds": (Optional[Annotated[float, Field(gt=0, le=LONGEST_PAUSE)]], None)},  # noqa: UP045
-    method="POST",
+PAUSE = Order(
+    "pause",
+    "Save, and free the trainer's memory, for these seconds or until resumed (null).",
+    type(None),
+    {"seconds": (Optional[Annotated[float, Field(gt=0, le=LONGEST_PAUSE)]], None)},  # noqa: UP045
 )
-RESUME = Query(
-    name="resume",
-    text="Resume training, overriding any pause.",
-    answer=type(None),
-    method="POST",
-)
-FINISH = Query(
-    name="finish",
-    text="End the exchanges under way, save, say goodbye, leave.",
-    answer=type(None),
-    method="POST",
+RESUME = Order("resume", "Resume training, overriding any pause.", type(None))
+FINISH = Order(
+    "finish",
+    "End the exchanges under way, save, say goodbye, leave.",
+    type(None),
     by="request_finish",
 )
-STOP = Query(
-    name="stop",
-    text="Save and leave; now: without saving.",
-    answer=type(None),
-    parameters={"now": (bool, False)},
-    method="POST",
-    by="request_stop",
+STOP = Order(
+    "stop",
+    "Save and leave; now: without saving.",
+    type(None),
+    {"now": (bool, False)},
+    "request_stop",
 )
-GENERATE = Query(
-    name="generate",
-    text="Text by the model as it is now.",
-    answer=str,
-    parameters={
-        "prompt": (str, ""),
-        "tokens": (int, 200),
-        "temperature": (float, 0.8),
-        "seed": (int, 0),
-    },
-    method="POST",
+GENERATE = Order(
+    "generate",
+    "Text by the model as it is now.",
+    str,
+    {"prompt": (str, ""), "tokens": (int, 200), "temperature": (float, 0.8), "seed": (int, 0)},
     timeout=600.0,
 )
 QUERIES: list[Query[Any]] = [
@@ -197,18 +171,14 @@ QUERIES: list[Query[Any]] = [
 
 def describe(release: str) -> dict[str, Any]:
     """Make the OpenAPI 3.1 document of all calls."""
-    answers = [
-        (f"{query.method} {query.name}", "serialization", TypeAdapter(query.answer))
-        for query in QUERIES
-    ]
+    kinds = [(number, TypeAdapter(query.answer)) for number, query in enumerate(QUERIES)]
     schemas, common = TypeAdapter.json_schemas(
-        answers,  # type: ignore[arg-type]
+        [(number, "serialization", kind) for number, kind in kinds],
         ref_template="#/components/schemas/{model}",
     )
     paths: dict[str, Any] = {}
-    for query in QUERIES:
-        answer = {"schema": schemas[f"{query.method} {query.name}", "serialization"]}
-        taken = query.model.model_json_schema()
+    for number, query in enumerate(QUERIES):
+        answer = {"schema": schemas[number, "serialization"]}
         operation: dict[str, Any] = {
             "summary": query.text,
             "responses": {
@@ -217,21 +187,20 @@ def describe(release: str) -> dict[str, Any]:
                 "401": {"description": "The token is missing or wrong."},
             },
         }
+        schema = query.model.model_json_schema()
         if query.method == "POST":
-            operation["requestBody"] = {"content": {"application/json": {"schema": taken}}}
+            operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
         else:
             operation["parameters"] = [
-                {"name": name, "in": "query", "schema": schema}
-                for name, schema in taken.get("properties", {}).items()
+                {"name": name, "in": "query", "schema": one}
+                for name, one in schema.get("properties", {}).items()
             ]
         paths.setdefault(f"{ROOT}/{query.name}", {})[query.method.lower()] = operation
+    token = {"type": "http", "scheme": "bearer"}
     return {
         "openapi": "3.1.0",
         "info": {"title": "lowcomm-node", "version": release},
         "paths": paths,
-        "components": {
-            "schemas": common.get("$defs", {}),
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": common.get("$defs", {}), "securitySchemes": {"token": token}},
         "security": [{"token": []}],
     }

@@ -1,22 +1,20 @@
-"""What commands ask the daemon of this machine, over its API.
+"""The client of the control API: commands ask the daemon of this machine.
 
-    read home/control.json {"socket", "port", "token", "pid", "peer_id"} -> HTTP with the token, at
-    the socket file, or on 127.0.0.1 where that is missing -> JSON
-
-The daemon removes the file when it ends; after a crash it stays, so its pid is checked.
+home/control.json names the socket file, or the port of 127.0.0.1 where that is missing. The daemon
+removes both when it ends; after a crash they stay, so its pid is checked.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 import psutil
+from pydantic import TypeAdapter
 
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
 from lowcomm_node.status.events import Notice, read_notice
@@ -33,17 +31,14 @@ _START = "start it with `lowcomm-node join --peers ADDR`"
 
 @dataclass(frozen=True)
 class ControlEndpoint:
-    """Where the daemon of a home answers, as its control file tells."""
+    """Where the daemon of a home answers: the content of its control file."""
 
     port: int
-    token: str
+    token: str = field(repr=False)
     pid: int
-    peer_id: str
+    peer_id: str = ""
     socket: str = ""
     """Path of the socket file; empty if there is none."""
-
-    def __repr__(self) -> str:
-        return f"Endpoint(port={self.port}, pid={self.pid}, peer_id={self.peer_id!r})"
 
 
 def read_endpoint(home: Path) -> ControlEndpoint:
@@ -53,14 +48,7 @@ def read_endpoint(home: Path) -> ControlEndpoint:
     """
     path = Paths(home).control
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        endpoint = ControlEndpoint(
-            int(content["port"]),
-            str(content["token"]),
-            int(content["pid"]),
-            str(content.get("peer_id", "")),
-            str(content.get("socket", "")),
-        )
+        endpoint = TypeAdapter(ControlEndpoint).validate_json(path.read_bytes())
     except FileNotFoundError:
         raise NotRunning(
             f"No node runs in {home}: {_START}, or name its folder with --home."
@@ -69,7 +57,7 @@ def read_endpoint(home: Path) -> ControlEndpoint:
         raise ConfigError(
             f"{path} belongs to another user: run this command as the user of the node."
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except ValueError:
         raise NotRunning(
             f"{path} is damaged, so the node can't be found: end it by hand if it runs, then "
             f"{_START}."
@@ -105,10 +93,9 @@ class ControlClient:
             base_url=f"http://127.0.0.1:{self.endpoint.port}",
             headers={"Authorization": f"Bearer {self.endpoint.token}"},
             timeout=timeout,
-            # A proxy of the environment has no business between two processes of one machine.
-            trust_env=False,
+            trust_env=False,  # no proxy between two processes of one machine
             transport=httpx.HTTPTransport(
-                # Somebody may have removed it, such as a cleaner of /tmp.
+                # A cleaner of /tmp may have removed it.
                 uds=self.endpoint.socket if Path(self.endpoint.socket).is_socket() else None,
                 # Plain HTTP: loading the machine's certificates for nothing takes longer than the
                 # call.
@@ -119,24 +106,12 @@ class ControlClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection; the daemon goes on."""
+    def __exit__(self, *error: object) -> None:
         self._http.close()
 
     def ask(self, query: Query[T], **asked: Any) -> T:
         """The answer to a query; parameters that are not given have their defaults."""
-        given = {"params": asked} if query.method == "GET" else {"body": asked}
-        timeout = None if query.timeout == TIMEOUT else query.timeout
-        path = f"{ROOT}/{query.name}"
-        return read(query.answer, self._call(query.method, path, timeout=timeout, **given))
+        return read(query.answer, self._call(query, **asked))
 
     status = _asks(api.STATUS)
     peers = _asks(api.PEERS)
@@ -169,11 +144,12 @@ class ControlClient:
         """The limits on traffic and their use, after these changes."""
         if not changes:
             return self.ask(api.LIMITS)
-        return read(Limits, self._call("POST", f"{ROOT}/limits", body=changes))
+        return read(Limits, self._call(api.CHANGE_LIMITS, **changes))
 
     def link(self) -> str:
         """A link to the node's page that lets one browser in, once."""
-        return f"http://127.0.0.1:{self.endpoint.port}/#{self._call('POST', f'{ROOT}/link')['key']}"
+        key = self._call(api.Order("link", "", dict))["key"]
+        return f"http://127.0.0.1:{self.endpoint.port}/#{key}"
 
     def wait_ended(self, timeout: float, poll: Callable[[], None] | None = None) -> bool:
         """Wait until the daemon is gone; whether it is, within ``timeout`` seconds."""
@@ -186,23 +162,12 @@ class ControlClient:
             time.sleep(POLL)
         return True
 
-    def _call(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Any = None,
-        body: Any = None,
-        timeout: float | None = None,
-    ) -> Any:
+    def _call(self, query: Query[Any], **asked: Any) -> Any:
+        given: dict[str, Any] = {"params" if query.method == "GET" else "json": asked}
+        if query.timeout != TIMEOUT:
+            given["timeout"] = query.timeout
         with self._answered():
-            response = self._http.request(
-                method,
-                path,
-                params=params,
-                json=body,
-                timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout,
-            )
+            response = self._http.request(query.method, f"{ROOT}/{query.name}", **given)
             _check(response)
             return response.json() if response.content else None
 
@@ -245,7 +210,7 @@ def _check(response: httpx.Response) -> None:
 
 
 def _alive(pid: int) -> bool:
-    """Whether a process runs; one that its parent has not reaped yet has ended."""
+    """Whether a process runs; a zombie has ended."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, ValueError):

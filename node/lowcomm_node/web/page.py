@@ -2,25 +2,13 @@
 shows."""
 
 from pathlib import Path
+from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import FileResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
 
 FOLDER = Path(__file__).parent / "page"
-FILES = {
-    "/": "index.html",
-    "/page.css": "page.css",
-    "/page.js": "page.js",
-    "/api.js": "api.js",
-    "/around.js": "around.js",
-    "/charts.js": "charts.js",
-    "/formatting.js": "formatting.js",
-    "/tables.js": "tables.js",
-    "/timeline.js": "timeline.js",
-    "/uplot.css": "uplot/uplot.css",
-    "/uplot.js": "uplot/uplot.js",
-}
 HEADERS = {
     # Nothing of another host is loaded or told, and no other page can show this one in a frame.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -33,13 +21,14 @@ HEADERS = {
 }
 
 
-def page_routes() -> list[Route]:
-    """The routes of all its files."""
-    return [Route(path, _serve(FOLDER / name)) for path, name in FILES.items()]
+class PageFiles(StaticFiles):
+    """Files with the headers of a page."""
+
+    def file_response(self, *given: Any, **named: Any) -> Response:
+        """Answer with a file."""
+        response = super().file_response(*given, **named)
+        response.headers.update(HEADERS)
+        return response
 
 
-def _serve(file: Path):  # noqa: ANN202 - starlette's own kind of function
-    async def serve(request: Request) -> Response:
-        return FileResponse(file, headers=HEADERS)
-
-    return serve
+PAGE = Mount("/", PageFiles(directory=FOLDER, html=True))

@@ -39,13 +39,14 @@ from lowcomm_node.system.tasks import Warn
 from lowcomm_node.web.access import Access, OwnRequests
 from lowcomm_node.web.api import CHANGE_LIMITS, QUERIES, ROOT, Query, describe
 from lowcomm_node.web.http import Listening, bind, bind_own
-from lowcomm_node.web.page import page_routes
+from lowcomm_node.web.page import PAGE
 from lowcomm_node.web.viewers import MAX_VIEWERS, Viewers
 from lowcomm_protocol.errors import LowcommError
 
 MAX_BODY = 64 * 1024
 LOOPBACK = "127.0.0.1"
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Response | Awaitable[Response]]
+AsyncHandler = Callable[[Request], Awaitable[Response]]
 
 
 class Controlled(Protocol):
@@ -122,21 +123,21 @@ class ControlServer:
             await self._listening.close()
 
     def _app(self) -> Starlette:
-        own: list[tuple[str, str, Handler]] = [
+        calls: list[tuple[str, str, Handler]] = [
             ("events", "GET", self._events),
-            ("openapi.json", "GET", self._openapi),
-            ("metrics", "GET", self._metrics),
-            ("link", "POST", self._link),
+            ("openapi.json", "GET", lambda request: JSONResponse(describe(release()))),
+            ("metrics", "GET", lambda request: answer_metrics(self._node.status())),
+            ("link", "POST", lambda request: JSONResponse({"key": self._access.issue_link()})),
+            *((query.name, query.method, self._answer(query)) for query in QUERIES),
         ]
-        calls = [(query.name, query.method, self._answer(query)) for query in QUERIES]
         routes = [
             Route(f"{ROOT}/{name}", self._guarded(handler), methods=[method])
-            for name, method, handler in (*calls, *own)
+            for name, method, handler in calls
         ]
         session = Route(f"{ROOT}/session", _in_words(self._session), methods=["POST"])
-        return Starlette(routes=[*routes, session, *page_routes()])
+        return Starlette(routes=[*routes, session, PAGE])
 
-    def _guarded(self, handler: Handler) -> Handler:
+    def _guarded(self, handler: Handler) -> AsyncHandler:
         answer = _in_words(handler)
 
         async def guarded(request: Request) -> Response:
@@ -148,7 +149,7 @@ class ControlServer:
 
         return guarded
 
-    def _answer(self, query: Query[Any]) -> Handler:
+    def _answer(self, query: Query[Any]) -> AsyncHandler:
         """Answer a call by the node's method of its name."""
 
         async def answer(request: Request) -> Response:
@@ -159,7 +160,7 @@ class ControlServer:
 
         return answer
 
-    async def _events(self, request: Request) -> Response:
+    def _events(self, request: Request) -> Response:
         if len(self._viewers) + len(self._readers) >= MAX_VIEWERS:
             error = f"{MAX_VIEWERS} others follow the events: close some pages, or try again."
             return JSONResponse({"error": error}, 503, {"Retry-After": "10", "Connection": "close"})
@@ -181,15 +182,6 @@ class ControlServer:
             self._readers.discard(queue)
             self._board.unsubscribe(queue)
 
-    async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(describe(release()))
-
-    async def _metrics(self, request: Request) -> Response:
-        return answer_metrics(self._node.status())
-
-    async def _link(self, request: Request) -> Response:
-        return JSONResponse({"key": self._access.issue_link()})
-
     async def _session(self, request: Request) -> Response:
         token = self._access.redeem(str((await _body(request)).get("key", "")))
         if token is None:
@@ -198,12 +190,13 @@ class ControlServer:
         return JSONResponse({"token": token})
 
 
-def _in_words(handler: Handler) -> Handler:
+def _in_words(handler: Handler) -> AsyncHandler:
     """Answer with the reason where a call is refused."""
 
     async def answer(request: Request) -> Response:
         try:
-            return await handler(request)
+            response = handler(request)
+            return await response if isawaitable(response) else response
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = ".".join(map(str, first["loc"]))

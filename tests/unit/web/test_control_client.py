@@ -296,11 +296,10 @@ def test_a_process_that_nobody_has_reaped_counts_as_ended(tmp_path: Path) -> Non
     ending = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     write_control(tmp_path, pid=ending.pid)
     try:
-        client = ControlClient(tmp_path)
-        assert not client.wait_ended(0.0)
-        ending.stdin.close()
-        assert client.wait_ended(20.0)
-        client.close()
+        with ControlClient(tmp_path) as client:
+            assert not client.wait_ended(0.0)
+            ending.stdin.close()
+            assert client.wait_ended(20.0)
         with pytest.raises(NotRunning):
             read_endpoint(tmp_path)
     finally:

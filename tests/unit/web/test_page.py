@@ -18,7 +18,7 @@ from lowcomm_node.storage.paths import Paths
 from lowcomm_node.web.access import LINK_SECONDS, MAX_BROWSERS, MAX_LINKS, Access
 from lowcomm_node.web.api import QUERIES, ROOT
 from lowcomm_node.web.client import ControlClient
-from lowcomm_node.web.page import FILES, FOLDER
+from lowcomm_node.web.page import FOLDER
 from lowcomm_node.web.server import ControlServer
 
 MAX_PAGE = 300_000
@@ -104,7 +104,8 @@ async def test_requests_of_other_pages_and_of_rebound_names_are_refused(
 
 async def test_the_page_loads_its_own_files_only_and_little_of_them(browser: httpx.AsyncClient):
     total = 0
-    for path in FILES:
+    files = [path.relative_to(FOLDER) for path in FOLDER.rglob("*.*")]
+    for path in ["/", *(f"/{file}" for file in files)]:
         told = await browser.get(path)
         assert told.status_code == 200
         policy = told.headers["Content-Security-Policy"]
