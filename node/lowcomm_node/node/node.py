@@ -68,7 +68,7 @@ class Node:
             lambda: self.part.training.leave_seconds if self.part else LEAVE_DEADLINE
         )
         self.controls = Controls(settings, self._view, self._departure)
-        self.control = ControlServer(self.controls, self.board, settings.paths, warn)
+        self.control = ControlServer(self.controls, self.board, settings.paths)
         self._recorder = Recorder(self.board, self.controls.status)
 
     def _view(self) -> View:

@@ -196,9 +196,9 @@ class Board:
         """The last ones, the newest last."""
         self._queues: dict[asyncio.Queue[Notice], bool] = {}
 
-    def subscribe(self, every_step: bool = True) -> asyncio.Queue[Notice]:
-        """A queue of events from now on; inner steps are left out unless ``every_step``."""
-        queue: asyncio.Queue[Notice] = asyncio.Queue(MAX_WAITING)
+    def subscribe(self, every_step: bool = True, most: int = MAX_WAITING) -> asyncio.Queue[Notice]:
+        """A queue of up to ``most`` events from now on; without inner steps on demand."""
+        queue: asyncio.Queue[Notice] = asyncio.Queue(most)
         self._queues[queue] = every_step
         return queue
 

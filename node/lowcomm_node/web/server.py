@@ -10,12 +10,11 @@ POST /link                   a key that lets one browser in
 POST /session                {"key"}: a token for that browser; needs none
 """
 
-import asyncio
 import hashlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from inspect import isawaitable
 from pathlib import Path
@@ -35,7 +34,6 @@ from lowcomm_node.status.model import PeerStatus, Status, to_json
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.release import release
-from lowcomm_node.system.tasks import Warn
 from lowcomm_node.web.access import Access, OwnRequests
 from lowcomm_node.web.api import CHANGE_LIMITS, QUERIES, ROOT, Query, describe
 from lowcomm_node.web.http import Listening, bind, bind_own
@@ -59,18 +57,13 @@ class Controlled(Protocol):
 class ControlServer:
     """Runs in the daemon's own event loop."""
 
-    def __init__(
-        self, node: Controlled, board: Board, paths: Paths, warn: Warn = lambda text: None
-    ) -> None:
+    def __init__(self, node: Controlled, board: Board, paths: Paths) -> None:
         self._node = node
-        self._board = board
         self._paths = paths
         self._files = [paths.control, paths.page_link]
         """Removed with the node."""
         self._access = Access()
-        self._viewers = Viewers(board, node.status, node.peers, warn)
-        self._readers: set[asyncio.Queue[Any]] = set()
-        """Queues of clients that follow events line by line; None ends one."""
+        self._viewers = Viewers(board, node.status, node.peers)
         self.on_link: Callable[[str], None] | None = None
         """Takes a link to the page once it is served, if one is wanted."""
         self._listening: Listening | None = None
@@ -113,12 +106,7 @@ class ControlServer:
         """
         for file in self._files:
             file.unlink(missing_ok=True)
-        if len(self._viewers):
-            self._viewers.end(farewell)
-        for queue in self._readers:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(None)
+        self._viewers.end(farewell)
         if self._listening is not None:
             await self._listening.close()
 
@@ -161,26 +149,16 @@ class ControlServer:
         return answer
 
     def _events(self, request: Request) -> Response:
-        if len(self._viewers) + len(self._readers) >= MAX_VIEWERS:
+        if len(self._viewers) >= MAX_VIEWERS:
             error = f"{MAX_VIEWERS} others follow the events: close some pages, or try again."
             return JSONResponse({"error": error}, 503, {"Retry-After": "10", "Connection": "close"})
         if "text/event-stream" not in request.headers.get("accept", ""):
-            return StreamingResponse(self._lines(), media_type="application/x-ndjson")
+            return StreamingResponse(self._viewers.lines(), media_type="application/x-ndjson")
         return StreamingResponse(
             self._viewers.watch(),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )
-
-    async def _lines(self) -> AsyncIterator[bytes]:
-        queue: asyncio.Queue[Any] = self._board.subscribe()
-        self._readers.add(queue)
-        try:
-            while (notice := await queue.get()) is not None:
-                yield json.dumps(notice.to_json()).encode() + b"\n"
-        finally:
-            self._readers.discard(queue)
-            self._board.unsubscribe(queue)
 
     async def _session(self, request: Request) -> Response:
         token = self._access.redeem(str((await _body(request)).get("key", "")))

@@ -1,4 +1,6 @@
-"""Server-sent events for open pages: events of the node as they happen, and its state.
+"""Streams of events for those who follow a node.
+
+A page gets server-sent events:
 
     event: reset    begins a stream, and follows where a slow viewer missed events: read history
                     with /samples and /exchanges
@@ -7,131 +9,109 @@
     event: state    {"status", "peers"}, every two seconds
     event: end      the last: {"status", "peers", "text"}, where the text is a farewell
 
-The state is read and coded once for all viewers, and only while there are any. Each viewer has a
-bounded queue, so the node never waits for one.
+A command gets all events, also steps, as lines of JSON. The state is read and coded once for all
+pages, and only while there are any. Each queue is bounded, so the node never waits for a viewer.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
-from time import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic, time
 from typing import Any
 
-from lowcomm_node.status.events import Board, Notice
+from lowcomm_node.status.events import Board
 from lowcomm_node.status.figures import sample
 from lowcomm_node.status.journal import SAMPLE_EVERY
 from lowcomm_node.status.model import PeerStatus, Status, to_json
-from lowcomm_node.system.tasks import Warn, endure
 
 MAX_VIEWERS = 100
 """At once; more are asked to come back later."""
 MAX_WAITING = 200
-"""Messages that wait for one viewer; a slower one starts again with `reset`."""
+"""Events that wait for one page; a slower one starts again with `reset`."""
 STATE_EVERY = 2.0
 """Seconds."""
-QUIET = 15.0
-"""Seconds without news, after which a comment shows that the node is there."""
 _RESET = b"event: reset\ndata: {}\n\n"
 
 
 class Viewers:
-    """Everybody who watches one node."""
+    """All that follow one node."""
 
     def __init__(
         self,
         board: Board,
         status: Callable[[], Status],
         peers: Callable[[], list[PeerStatus]],
-        warn: Warn = lambda text: None,
     ) -> None:
         self._board = board
         self._status = status
         self._peers = peers
-        self._warn = warn
-        self._queues: dict[asyncio.Queue[bytes | None], None] = {}
-        self._notices: asyncio.Queue[Notice] | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._sampled = 0.0
+        self._queues: set[asyncio.Queue[Any]] = set()
+        """Notices; None ends a stream."""
+        self._state = b""
+        self._looked = float("-inf")
+        self._end = b""
 
     def __len__(self) -> int:
         return len(self._queues)
 
     async def watch(self) -> AsyncIterator[bytes]:
-        """Yield what one viewer is sent, until the node ends."""
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_WAITING)
-        self._queues[queue] = None
-        if self._watching is None:
-            self._notices = self._board.subscribe(every_step=False)
-            work = endure("open pages show old figures", self._watch, self._warn)
-            self._watching = asyncio.create_task(work)
-        try:
-            yield _RESET + _coded("state", self._look())
+        """Yield the server-sent events of one page, until the node ends."""
+        with self._subscribed(every_step=False, most=MAX_WAITING) as queue:
+            yield _RESET + self._look()
+            sampled = looked = monotonic()
             while True:
+                if queue.full():  # the board has dropped some
+                    while queue.qsize() > 1:
+                        queue.get_nowait()
+                    yield _RESET
                 try:
-                    async with asyncio.timeout(QUIET):
-                        message = await queue.get()
+                    async with asyncio.timeout(looked + STATE_EVERY - monotonic()):
+                        notice = await queue.get()
                 except TimeoutError:
-                    message = b": still here\n\n"
-                if message is None:
+                    looked = monotonic()
+                    yield self._look()
+                    if looked - sampled >= SAMPLE_EVERY:
+                        sampled = looked
+                        yield _coded("sample", to_json(sample(time(), self._status())))
+                    continue
+                if notice is None:
+                    yield self._end
                     return
-                yield message
-        finally:
-            del self._queues[queue]
-            if not self._queues:
-                self._rest()
+                yield _coded("notice", notice.to_json())
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Yield all events as lines of JSON, until the node ends."""
+        with self._subscribed() as queue:
+            while (notice := await queue.get()) is not None:
+                yield json.dumps(notice.to_json()).encode() + b"\n"
 
     def end(self, farewell: str) -> None:
-        """Send all events so far, the last state and a farewell; then end every stream."""
-        self._pass_on()
-        self._send(_coded("end", {**self._look(), "text": farewell}))
+        """End every stream after all events so far; a page gets the last state and a farewell."""
+        if self._queues:
+            content = {"status": self._status(), "peers": self._peers(), "text": farewell}
+            self._end = _coded("end", to_json(content))
         for queue in self._queues:
+            if queue.full():
+                queue.get_nowait()
             queue.put_nowait(None)
 
-    def _rest(self) -> None:
-        """Look no more until somebody watches again."""
-        if self._watching is not None and self._notices is not None:
-            self._watching.cancel()
-            self._board.unsubscribe(self._notices)
-            self._watching = self._notices = None
+    @contextmanager
+    def _subscribed(self, **chosen: Any) -> Iterator[asyncio.Queue[Any]]:
+        queue = self._board.subscribe(**chosen)
+        self._queues.add(queue)
+        try:
+            yield queue
+        finally:
+            self._queues.discard(queue)
+            self._board.unsubscribe(queue)
 
-    async def _watch(self) -> None:
-        assert self._notices is not None
-        loop = asyncio.get_running_loop()
-        while True:
-            until = loop.time() + STATE_EVERY
-            self._send(self._state())
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
-                    while True:
-                        self._send(_notice(await self._notices.get()))
-                        self._pass_on()
-
-    def _pass_on(self) -> None:
-        while self._notices is not None and not self._notices.empty():
-            self._send(_notice(self._notices.get_nowait()))
-
-    def _state(self) -> bytes:
-        message = _coded("state", self._look())
-        if time() - self._sampled >= SAMPLE_EVERY:
-            self._sampled = time()
-            message += _coded("sample", to_json(sample(self._sampled, self._status())))
-        return message
-
-    def _look(self) -> dict[str, Any]:
-        return {"status": to_json(self._status()), "peers": to_json(self._peers())}
-
-    def _send(self, message: bytes) -> None:
-        for queue in self._queues:
-            if queue.qsize() >= MAX_WAITING - 1:  # one place is kept for the end
-                while not queue.empty():
-                    queue.get_nowait()
-                queue.put_nowait(_RESET)
-            queue.put_nowait(message)
-
-
-def _notice(notice: Notice) -> bytes:
-    return _coded("notice", notice.to_json())
+    def _look(self) -> bytes:
+        if monotonic() - self._looked >= 0.9 * STATE_EVERY:
+            self._looked = monotonic()
+            content = {"status": self._status(), "peers": self._peers()}
+            self._state = _coded("state", to_json(content))
+        return self._state
 
 
 def _coded(kind: str, content: Any) -> bytes:
