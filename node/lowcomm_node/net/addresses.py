@@ -29,6 +29,7 @@ _ED25519, _RSA = bytes.fromhex("002408011220"), bytes.fromhex("1220")
 as those of hivemind's own programs do."""
 _NAMES = ("dns", "dns4", "dns6")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\.?")
+_DIAL = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/%]+)/(tcp/([0-9]{1,5})|udp/([0-9]{1,5})/quic-v1)")
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ class EntryPoint:
 
     @property
     def fits(self) -> bool:
-        """Whether it is short enough for a record. A longer one would make the whole record
-        invalid."""
+        """Whether it is short enough for a record. A longer one would make the record invalid."""
         return len(str(self)) <= MAX_MULTIADDRESS
 
     def to_bytes(self) -> bytes:
@@ -61,8 +61,12 @@ class EntryPoint:
 def parse_entry_point(text: str) -> EntryPoint:
     """Parse an address given by the owner or another peer. Raises ConfigError that names it."""
     dial, marker, peer_id = text.strip().rpartition("/p2p/")
-    good = bool(marker) and len(text) <= MAX_MULTIADDRESS and is_peer_id(peer_id)
-    if not good or not (is_dialable(dial) or _is_circuit(dial, peer_id)):
+    place, through, relay = dial.removesuffix(CIRCUIT).rpartition("/p2p/")
+    is_relayed = bool(through) and dial.endswith(CIRCUIT)
+    if is_relayed and (not is_peer_id(relay) or relay == peer_id):
+        marker = ""
+    is_short = bool(marker) and len(text) <= MAX_MULTIADDRESS
+    if not is_short or not is_peer_id(peer_id) or not is_dialable(place if is_relayed else dial):
         raise ConfigError(
             f"{text[:120]!r} is not the address of a peer: expected one such as {EXAMPLE}."
         )
@@ -70,13 +74,9 @@ def parse_entry_point(text: str) -> EntryPoint:
 
 
 def parse_announced(text: str, peer_id: str) -> str:
-    """Parse an address that the owner wants announced.
-
-    Raises ConfigError that names it.
-    """
+    """Parse an address that the owner wants announced. Raises ConfigError that names it."""
     dial, _, named = text.strip().partition("/p2p/")
-    told = EntryPoint(peer_id, dial)
-    if not is_dialable(dial) or named not in ("", peer_id) or not told.fits:
+    if not is_dialable(dial) or named not in ("", peer_id) or not EntryPoint(peer_id, dial).fits:
         raise ConfigError(
             f"{text[:120]!r} can't be announced: expected the address at which others reach this "
             "server, such as /dns4/bootstrap.example.org/tcp/31337, without a peer id or with its "
@@ -92,26 +92,25 @@ def is_peer_id(text: str) -> bool:
     except ValueError:
         return False
     # Decoding accepts trailing white space; without this check one peer would have many names.
-    is_one = any(
-        len(raw) == len(start) + 32 and raw.startswith(start) for start in (_ED25519, _RSA)
+    return (
+        any(len(raw) == len(start) + 32 and raw.startswith(start) for start in (_ED25519, _RSA))
+        and base58.b58encode(raw).decode() == text
     )
-    return is_one and base58.b58encode(raw).decode() == text
 
 
 def is_dialable(dial: str) -> bool:
     """Whether this is a host, a transport and a port, and nothing else."""
-    empty, kind, host, transport, port, *rest = [*dial.split("/"), "", "", "", ""][
-        : max(5, dial.count("/") + 1)
-    ]
-    return (
-        not empty
-        and _is_host(kind, host)
-        and port.isascii()
-        and port.isdecimal()
-        and len(port) <= 5
-        and 0 < int(port) < 65536
-        and (transport, rest) in (("tcp", []), ("udp", ["quic-v1"]))
-    )
+    if (match := _DIAL.fullmatch(dial)) is None:
+        return False
+    kind, host, _, *ports = match.groups()
+    if not 0 < int(ports[0] or ports[1]) < 65536:
+        return False
+    if kind in _NAMES:
+        return _NAME.fullmatch(host) is not None
+    try:
+        return ipaddress.ip_address(host).version == int(kind[-1])
+    except ValueError:
+        return False
 
 
 def relay_of(dial: str) -> str | None:
@@ -119,10 +118,16 @@ def relay_of(dial: str) -> str | None:
     return dial.removesuffix(CIRCUIT).rpartition("/p2p/")[2] if dial.endswith(CIRCUIT) else None
 
 
+def _split(dial: str) -> tuple[str, str, str]:
+    """Kind, host and port of an address, as far as it has them."""
+    _, kind, host, _, port, *_ = [*dial.split("/"), "", "", "", ""]
+    return kind, host, port
+
+
 def host_of(dial: str) -> str | None:
     """The IP address in an address or of a connection; None if there is a relay or a name
     instead."""
-    _, kind, host, *_ = [*dial.split("/"), "", ""]
+    kind, host, _ = _split(dial)
     if kind not in ("ip4", "ip6") or relay_of(dial) is not None:
         return None
     try:
@@ -133,8 +138,8 @@ def host_of(dial: str) -> str | None:
 
 def name_of(dial: str) -> str | None:
     """The host name in an address, as the owner wrote it; None if there is none."""
-    _, kind, host, *_ = [*dial.split("/"), "", ""]
-    return host or None if kind in ("dns", "dns4", "dns6") else None
+    kind, host, _ = _split(dial)
+    return host or None if kind in _NAMES else None
 
 
 def place_in(dial: str) -> str:
@@ -145,7 +150,7 @@ def place_in(dial: str) -> str:
 
 def port_of(dial: str) -> int | None:
     """The port in an address; None if there is none."""
-    port = [*dial.split("/"), "", "", "", "", ""][4]
+    *_, port = _split(dial)
     return int(port) if port.isascii() and port.isdecimal() else None
 
 
@@ -156,11 +161,7 @@ def circuit(relay: EntryPoint) -> str:
 
 def quic_beside(entry: EntryPoint) -> EntryPoint | None:
     """The same peer over QUIC at the same port number, where all nodes listen; None if it is not
-    TCP.
-
-    None for this machine, too: nothing blocks TCP there, and an unused QUIC port costs five
-    seconds.
-    """
+    TCP, or this machine: nothing blocks TCP there, and an unused QUIC port costs five seconds."""
     place, tcp, port = entry.dial.rpartition("/tcp/")
     if not tcp or not port.isdecimal() or reach(entry.dial) == 0:
         return None
@@ -185,7 +186,6 @@ def encode(dial: str) -> bytes:
     encoded = Multiaddr(place).to_bytes()
     if not relay:
         return encoded
-    # p2pd refuses hivemind's own encoding of a relay's id.
     peer_id = base58.b58decode(relay)
     return encoded + _P2P + bytes([len(peer_id)]) + peer_id + _P2P_CIRCUIT
 
@@ -203,33 +203,13 @@ def decode(data: bytes) -> str | None:
 def reach(dial: str) -> int:
     """How far an address reaches: 2 the internet, 1 this network, 0 this machine. With a relay: its
     reach."""
-    _, kind, host, *_ = [*dial.split("/"), "", ""]
+    kind, host, _ = _split(dial)
     if kind in _NAMES:
         return 2
     address = ipaddress.ip_address(host)
     if address.is_loopback:
         return 0
     return 2 if address.is_global and not address.is_multicast else 1
-
-
-def _is_host(kind: str, host: str) -> bool:
-    if kind in _NAMES:
-        return _NAME.fullmatch(host) is not None
-    try:
-        return (
-            ipaddress.ip_address(host).version == {"ip4": 4, "ip6": 6}.get(kind) and "%" not in host
-        )
-    except ValueError:
-        return False
-
-
-def _is_circuit(dial: str, peer_id: str) -> bool:
-    """Whether this leads through exactly one relay, named, other than the peer, and dialed
-    directly."""
-    if not dial.endswith(CIRCUIT):
-        return False
-    place, marker, relay = dial.removesuffix(CIRCUIT).rpartition("/p2p/")
-    return bool(marker) and is_peer_id(relay) and relay != peer_id and is_dialable(place)
 
 
 MAX_ENTRY_POINTS = 32
