@@ -26,14 +26,13 @@ from typing import Any
 LEAST_PIECE, FIRST_PIECE = 16 * 1024, 64 * 1024
 QUICK, SLOW = 0.05, 0.15
 """Seconds: pieces that went out sooner are followed by larger ones, those that took longer by
-smaller ones. What is told meanwhile, such as an offer, waits for no more than a few of them."""
+smaller ones, so that an offer meanwhile waits for few of them."""
 BUFFERED = 512 * 1024
-"""Bytes of a content that buffers of the path may take at once: their time tells nothing."""
+"""Bytes of a content that buffers of the path may take at once: their time shows no rate."""
 MEASURED = 256 * 1024
-"""Bytes after these whose time tells a rate."""
+"""Bytes after these whose time shows a rate."""
 SMALL = 64 * 1024
-"""A content of at most this many bytes waits for no turn: it takes the line for a moment only, and
-a resent part ends an exchange that has waited for all else."""
+"""A content of at most this many bytes waits for no turn: it takes the line for a moment only."""
 STALLED = 3.0
 """Seconds without a piece after which a content does not hold up others."""
 UNTOLD, FIRST = 10.0, 60.0
@@ -71,13 +70,9 @@ class Turn:
             self._turns.learn_piece(took)
             self._counted += count
 
-    def moves(self, now: float) -> bool:
-        """Whether a piece went out recently."""
-        return now - self._moved < STALLED
-
-    def age(self, now: float) -> float:
-        """Seconds since it began."""
-        return now - self._began
+    def moves(self, now: float, most: float = float("inf")) -> bool:
+        """Whether a piece went out recently, and it began less than ``most`` seconds ago."""
+        return now - self._moved < STALLED and now - self._began < most
 
     def rate(self, now: float) -> float | None:
         """Bytes a second; None while too little went out to tell."""
@@ -139,23 +134,16 @@ class Turns:
 
     def _is_full(self) -> bool:
         now = self.clock()
-        moving = [turn for turn in self._going if turn.moves(now)]
         if not self._rates:
-            return any(turn.age(now) < FIRST for turn in moving)
-        rates = [turn.rate(now) for turn in moving]
-        if any(
-            rate is None and turn.age(now) < UNTOLD
-            for turn, rate in zip(moving, rates, strict=True)
-        ):
+            return any(turn.moves(now, FIRST) for turn in self._going)
+        moving = [(turn, turn.rate(now)) for turn in self._going if turn.moves(now)]
+        if any(rate is None and turn.moves(now, UNTOLD) for turn, rate in moving):
             return True
-        return sum(rate or 0.0 for rate in rates) >= FULL * self._line
-
-    @property
-    def _line(self) -> float:
-        """Bytes a second that our line carries: the upper quartile of recent rates, since the best
-        content may have gone out through a buffer that was empty."""
+        # Our line carries the upper quartile of recent rates, since the best content may have gone
+        # out through a buffer that was empty.
         rates = list(self._rates)
-        return quantiles(rates, n=4, method="inclusive")[-1] if len(rates) > 1 else rates[0]
+        line = quantiles(rates, n=4, method="inclusive")[-1] if len(rates) > 1 else rates[0]
+        return sum(rate or 0.0 for _, rate in moving) >= FULL * line
 
 
 SHORTEST_PIECE = 16 * 1024
@@ -182,8 +170,8 @@ class TokenBucket:
     """Computes how long to wait to keep a rate. It has no clock of its own."""
 
     def __init__(self, rate: float | None) -> None:
+        """``rate``: bytes a second; None: unlimited."""
         self.rate = rate
-        """Bytes a second; None: unlimited."""
         self._free = float("-inf")
         """Time at which everything taken so far is paid for."""
 
@@ -257,32 +245,25 @@ class BandwidthLimit:
     def allow(self, rate: float | None) -> None:
         """Set another rate. Callers that wait now go on at once; later ones are bound by it."""
         self._bucket = TokenBucket(rate)
-        changed = self._changed
+        self._changed.set()
         self._changed = asyncio.Event()
-        changed.set()
 
     def piece(self, largest: int) -> int:
         """The most bytes to pass at a time."""
-        rate = self._bucket.rate
-        return (
-            largest
-            if rate is None
-            else min(largest, max(SHORTEST_PIECE, int(rate * PIECE_SECONDS)))
-        )
+        if self.rate is None:
+            return largest
+        return min(largest, max(SHORTEST_PIECE, int(self.rate * PIECE_SECONDS)))
 
     async def pass_(self, count: int) -> None:
         """Wait until ``count`` bytes may go, first come first served. Zero bytes never wait."""
-        if not count:
-            return
-        await self._wait(self._bucket.take(count, self._clock())[0])
-        self.count(count)
+        if count:
+            await self._wait(self._bucket.take(count, self._clock())[0])
+            self.count(count)
 
     async def pay(self, count: int) -> None:
-        """Wait until ``count`` bytes to come are paid for, first come first served. Zero bytes cost
-        nothing."""
-        if not count:
-            return
-        await self._wait(self._bucket.take(count, self._clock())[1])
+        """Wait until ``count`` bytes to come are paid for, first come first served."""
+        if count:
+            await self._wait(self._bucket.take(count, self._clock())[1])
 
     def owe(self, count: int) -> None:
         """Take bytes that came unannounced: later callers pay for them by waiting longer."""
@@ -294,13 +275,10 @@ class BandwidthLimit:
         self._use.add(count, self._clock())
 
     async def _wait(self, seconds: float) -> None:
-        if seconds <= 0.0:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+        if seconds > 0.0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ That is what protobuf writes. Whatever else it would read is left to it.
 """
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -109,6 +110,7 @@ TAKE_DEADLINE = 180.0
 """Seconds for a caller to take a chunk or the end of its call. At the least --max-down, a chunk of
 a snapshot takes 66."""
 _NO_FRAME = "sent bytes that are no frame"
+_GONE = (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError)
 
 
 class Stream(Protocol):
@@ -139,24 +141,10 @@ class CallerStream:
         self._call = call
 
     async def send(self, frame: Message | ChunkFrame) -> None:
-        try:
-            await self._call.write(frame)
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise LinkLost(await self._why(error)) from None
-        except asyncio.CancelledError:
-            if _we_are_cancelled():
-                raise
-            raise LinkLost("the stream was dropped") from None
+        await self._wait(self._call.write(frame))
 
     async def receive(self) -> Any:
-        try:
-            frame = await self._call.read()
-        except grpc.RpcError as error:
-            raise LinkLost(await self._why(error)) from None
-        except asyncio.CancelledError:
-            if _we_are_cancelled():
-                raise
-            raise LinkLost("the stream was dropped") from None
+        frame = await self._wait(self._call.read())
         if frame is _END:
             if await self._call.code() is not grpc.StatusCode.OK:
                 raise LinkLost(await self._why(None))
@@ -183,6 +171,16 @@ class CallerStream:
         # for done and leaves it open until its deadline; there is no public way to end it.
         self._call._cython_call.cancel("the stream was dropped")
 
+    async def _wait(self, work: Awaitable[Any]) -> Any:
+        try:
+            return await work
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise LinkLost(await self._why(error)) from None
+        except asyncio.CancelledError:
+            if _we_are_cancelled():
+                raise
+            raise LinkLost("the stream was dropped") from None
+
     async def _why(self, error: Exception | None) -> str:
         if isinstance(error, aio.AioRpcError):
             code, detail = error.code(), error.details()
@@ -207,16 +205,16 @@ class CalleeStream:
         try:
             async with asyncio.timeout(TAKE_DEADLINE):
                 await self._context.write(frame)
-            self._meter.up.add(frame.ByteSize())
         except TimeoutError:
             raise LinkLost(f"the caller took nothing for {TAKE_DEADLINE:.0f} s") from None
-        except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
+        except _GONE:
             raise LinkLost("the caller has gone") from None
+        self._meter.up.add(frame.ByteSize())
 
     async def receive(self) -> Any:
         try:
             frame = await self._context.read()
-        except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
+        except _GONE:
             raise LinkLost("the caller has gone") from None
         except DecodeError:
             raise ProtocolViolation(_NO_FRAME) from None
@@ -250,22 +248,23 @@ def _we_are_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
+_IN_WORDS = {
+    grpc.StatusCode.OK: "ended the stream",
+    grpc.StatusCode.UNAVAILABLE: "can't be reached",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
+    grpc.StatusCode.CANCELLED: "ended the stream",
+    grpc.StatusCode.UNAUTHENTICATED: "does not accept who we are",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "is busy",
+    # What gRPC itself says with these helps nobody who does not know its code.
+    grpc.StatusCode.INTERNAL: "broke the connection off",
+    grpc.StatusCode.UNKNOWN: "failed on its side",
+    grpc.StatusCode.UNIMPLEMENTED: "does not know this call: it runs another release",
+}
+
+
 def explain(code: grpc.StatusCode, detail: str | None) -> str:
     """A gRPC status in words that a volunteer understands."""
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (detail or ""):
         return "failed: a message was too large"
-    words = {
-        grpc.StatusCode.OK: "ended the stream",
-        grpc.StatusCode.UNAVAILABLE: "can't be reached",
-        grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
-        grpc.StatusCode.CANCELLED: "ended the stream",
-        grpc.StatusCode.UNAUTHENTICATED: "does not accept who we are",
-        grpc.StatusCode.RESOURCE_EXHAUSTED: "is busy",
-        # What gRPC itself says with these helps nobody who does not know its code.
-        grpc.StatusCode.INTERNAL: "broke the connection off",
-        grpc.StatusCode.UNKNOWN: "failed on its side",
-        grpc.StatusCode.UNIMPLEMENTED: "does not know this call: it runs another release",
-    }
-    if code in words:
-        return words[code]
-    return f"refused the call: {in_words(detail[:120])}" if detail else "refused the call"
+    refused = f"refused the call: {in_words(detail[:120])}" if detail else "refused the call"
+    return _IN_WORDS.get(code, refused)

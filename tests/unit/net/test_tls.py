@@ -133,7 +133,7 @@ UNKNOWN_FIELD = b"\x7a\xe8\x07" + bytes(1000)
 BAD = {
     "none": (None, "without a credential"),
     "empty": (b"", "wrong length"),
-    "rubbish": (b"\xff" * 100, "not a SignedCredential"),
+    "rubbish": (b"\xff" * 100, "not a signed message"),
     "too long, though sound": (credential() + UNKNOWN_FIELD, "at most 1024"),
     "for another callee": (credential(callee=STRANGER.peer_id), "another peer or run"),
     "for another run": (credential(run="cd" * 32), "another peer or run"),
