@@ -251,7 +251,7 @@ class Demo:
     def _result(
         self, statuses: Sequence[Status], home: Path, spec: RunSpec, took: float
     ) -> DemoResult:
-        from lowcomm_node.models.swarm_weights import compare
+        from lowcomm_node.models.evaluation import compare
 
         checkpoints = [Path(status.checkpoint.path) for status in statuses if status.checkpoint]
         homes = [child.home for child in self._children[1:]]

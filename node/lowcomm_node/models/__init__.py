@@ -1,8 +1,7 @@
 """Models: their families, loading from a checkpoint, sampling and evaluation.
 
-A family lies in ``models/NAME.py``; its settings are in ``spec/NAME.py`` of
-the protocol, and its line in ``names.MODELS``. Another package calls ``register``. Nothing here
-loads torch.
+A family is in ``models/NAME.py``; its settings are in ``spec/models.py`` of the protocol, and its
+line in ``names.MODELS``. Another package calls ``register``. Nothing here loads torch.
 """
 
 from typing import Any

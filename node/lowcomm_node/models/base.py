@@ -1,6 +1,4 @@
-"""What a family of models gives: all that trainer, sampling and memory estimates know of a
-model.
-"""
+"""Interface of a family of models: all that trainer, sampling and memory estimates know of it."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -20,8 +18,7 @@ from lowcomm_protocol.spec.sections import ModelSettings
 
 
 def fill_normal(parameter: Tensor, std: float, stream: str) -> None:
-    """Draw from a stream of its own: independent of other tensors, of threads, and of torch's
-    random state."""
+    """Draw from a stream of its own, independent of other tensors and of torch's random state."""
     # numpy, because torch draws other bits with AVX2 than without, and peers have all kinds of
     # processors.
     seed = int.from_bytes(hashlib.sha256(stream.encode()).digest())
@@ -31,10 +28,7 @@ def fill_normal(parameter: Tensor, std: float, stream: str) -> None:
 
 
 def computing(device: torch.device) -> torch.autocast:
-    """A context in which products of matrices are bf16 on a GPU; a processor computes in fp32.
-
-    Losses of training and of held-out text are computed alike.
-    """
+    """A context in which products of matrices are bf16 on a GPU; a processor computes in fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
@@ -45,44 +39,41 @@ def as_computed(x: torch.Tensor) -> torch.Tensor:
 
 
 class Cache(Protocol):
-    """What a model remembers of one text that it continues."""
+    """State of a model for one text that it continues."""
 
     length: int
-    """Tokens that it has read, at most ``context``."""
+    """Tokens read so far, at most ``context``."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter belongs."""
+    """Where a parameter belongs: its role, and the number of its block."""
 
     role: Role
     layer: int | None = None
-    """Number of its block."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a model takes of memory, in float32 values."""
+    """Memory of a model, in float32 values; from ``kept`` on values a token, logits aside."""
 
     matrices: Counter[tuple[int, int]]
     """Matrices of the blocks, which Muon takes, by shape."""
     others: int
     """Values of all other parameters."""
     kept: int
-    """Values a token that a step keeps for its backward pass, logits aside."""
+    """Kept for the backward pass."""
     passing: int
-    """Values a token that pass at the widest place of a step, logits aside."""
+    """At the widest place of a step."""
     vocab: int
-    """Values a token of the logits."""
     blocks: int = 0
-    """Blocks that can be computed again in the backward pass; 0 where none can."""
+    """Number of blocks that can be computed again in the backward pass."""
     in_block: int = 0
-    """Values a token of ``kept`` that one of them keeps."""
+    """Part of ``kept`` of one of these blocks."""
     between: int = 0
-    """Values a token that remain of it if it is computed again."""
+    """The same of a block that is computed again."""
     looking: int | None = None
-    """Values a token that pass at the widest place of a forward pass alone, logits aside; None for
-    as many as ``passing``."""
+    """At the widest place of a forward pass alone; None for as many as ``passing``."""
 
     @property
     def parameters(self) -> int:
@@ -100,13 +91,13 @@ class HuggingFaceForm:
     """A model as the library ``transformers`` knows it."""
 
     config: dict[str, Any]
-    """Its ``config.json``, but for the dtype and the tokens that begin and end a text."""
+    """``config.json`` without the dtype and the tokens that begin and end a text."""
     names: Mapping[str, str]
     """Names of its tensors by ours; each is the same tensor."""
     base: str = "model"
-    """Its ``base_model_prefix``, without which a folder may name tensors."""
+    """``base_model_prefix``: a folder may name tensors without it."""
     ignored: tuple[str, ...] = ()
-    """Regular expressions of stored tensors that it does not read."""
+    """Regular expressions of stored tensors that the library does not read."""
 
 
 class Model(nn.Module, ABC):
@@ -114,8 +105,7 @@ class Model(nn.Module, ABC):
 
     settings: ModelSettings
     recompute: bool = False
-    """Whether a backward pass computes blocks again, to the same bits, instead of keeping what they
-    hold."""
+    """Whether a backward pass computes blocks again, to the same bits, instead of keeping them."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
@@ -123,7 +113,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def place_of(self, name: str) -> Place:
-        """Where the parameter of this name belongs: fragments keep blocks whole, Muon moves their
+        """Place of the parameter of this name: fragments keep blocks whole, Muon moves their
         matrices."""
 
     def recompute_blocks(self, on: bool) -> None:
@@ -135,8 +125,7 @@ class Model(nn.Module, ABC):
         return None
 
     def compiled_parts(self) -> Iterable[nn.Module]:
-        """Modules that are worth to be compiled on their own, as they are alike; none to compile
-        the loss as a whole."""
+        """Modules to compile on their own, as they are alike; none to compile the whole loss."""
         return ()
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -149,54 +138,46 @@ class Family(ABC):
 
     @abstractmethod
     def build(self, settings: ModelSettings, seed: int) -> Model:
-        """A model whose weights depend on settings and seed alone: all peers of a run start with
-        the same."""
+        """A model whose weights depend on settings and seed alone, the same at all peers."""
 
     def blank(self, settings: ModelSettings) -> Model:
-        """A model whose weights are arbitrary: whoever asks for it sets them, or looks at their
-        shapes alone on the meta device."""
+        """A model of arbitrary weights, which the caller sets; on the meta device shapes alone."""
         return self.build(settings, 0)
 
     def check(self, settings: ModelSettings) -> None:  # noqa: B027 - most families need nothing
-        """Raise ConfigError where this machine lacks what it takes to build it.
-
-        Called before anything is allocated.
-        """
+        """Raise ConfigError where this machine lacks a library; called before any allocation."""
 
     @abstractmethod
     def footprint(self, settings: ModelSettings) -> Footprint:
-        """What it takes of memory, reckoned before anything is allocated."""
+        """Memory of a model, estimated before anything is allocated."""
 
     def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:
-        """How ``transformers`` knows such a model; None where it does not."""
+        """The same model of ``transformers``; None where it has none."""
         return None
 
 
 def family_of(settings: ModelSettings) -> Family:
-    """The family that the settings belong to."""
+    """Family of a model with these settings."""
     return cast("Family", FAMILIES[settings.kind])
 
 
 def build_model(settings: ModelSettings, seed: int) -> Model:
-    """A model of any family: see ``Family.build``."""
+    """A model of any family, with weights that depend on settings and seed alone."""
     return family_of(settings).build(settings, seed)
 
 
 def tensor_specs(model: Model) -> list[TensorSpec]:
-    """What the fragment plan must know of each parameter; the model may be on the meta device."""
+    """Parameters as the fragment plan takes them; the model may be on the meta device."""
+    parameters = list(model.named_parameters(remove_duplicate=False))
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in parameters:
         names.setdefault(id(parameter), []).append(name)
     specs: list[TensorSpec] = []
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in parameters:
         shared, place = names[id(parameter)], model.place_of(name)
+        storage = shared[0] if len(shared) > 1 else None
+        shape = tuple(parameter.shape)
         specs.append(
-            TensorSpec(
-                name=name,
-                shape=tuple(parameter.shape),
-                layer=place.layer,
-                role=place.role,
-                storage=shared[0] if len(shared) > 1 else None,
-            )
+            TensorSpec(name=name, shape=shape, layer=place.layer, role=place.role, storage=storage)
         )
     return specs

@@ -1,12 +1,12 @@
-"""How a model of the Hub begins and ends texts, and what programs that let it write should know.
+"""Tokens that begin and end texts, chat template and settings of generation of a model of the Hub.
 
-A folder says so in up to five files, all optional and all a stranger's: config.json,
+They are in up to five files of a folder, all optional and all a stranger's: config.json,
 generation_config.json, tokenizer_config.json, chat_template.jinja, and the template of
 tokenizer.json.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,19 +31,19 @@ _OF_A_FILE = ("_from_model_config", "transformers_version")
 
 @dataclass(frozen=True)
 class Conventions:
-    """What a run keeps of them."""
+    """The part that a run keeps."""
 
     begin_tokens: tuple[int, ...]
     end_token: int | None
     export: ExportSettings
     warnings: tuple[str, ...]
-    """What it can't keep."""
+    """Reports of what a run can't keep."""
 
 
 def conventions_of(
     folder: Path, tokenizer: FileTokenizer, vocab: int, positions: int = 0
 ) -> Conventions:
-    """Read them; ``vocab``, ``positions``: tokens that the model knows, and reads at most.
+    """Read a folder; ``vocab``, ``positions``: tokens that the model knows, and reads at most.
 
     Raises ConfigError for a file that can't be read, or a template of too many tokens.
     """
@@ -51,18 +51,22 @@ def conventions_of(
     words = _read(folder / "special_tokens_map.json") | _read(folder / "tokenizer_config.json")
     before, after = tokenizer.template
     warnings: list[str] = []
-    found: dict[str, tuple[int, ...]] = {}
+    marks: dict[str, tuple[int, ...]] = {}
     for name in _TOKENS:
-        told = config.get(f"{name}_token_id"), generation.get(f"{name}_token_id")
-        numbers = [one for value in told for one in (_within(value, vocab),) if one]
-        word = _word(words.get(f"{name}_token"))
-        number = tokenizer.number_of(word) if word else None
-        found[name] = numbers[0] if numbers else () if number is None else (number,)
-        for value in told:
-            if value is not None and not _within(value, vocab):
+        marks[name] = ()
+        for source in (config, generation):
+            value = source.get(f"{name}_token_id")
+            numbers = _within(value, vocab)
+            marks[name] = marks[name] or numbers
+            if value is not None and not numbers:
                 text = f"{name}_token_id = {show(value)} names no token of the model: left out"
                 warnings.append(text)
-    ends = after[-1:] or found["eos"]
+        word = words.get(f"{name}_token")
+        word = word.get("content") if isinstance(word, dict) else word
+        number = tokenizer.number_of(word) if isinstance(word, str) and word else None
+        if not marks[name] and number is not None:
+            marks[name] = (number,)
+    ends = after[-1:] or marks["eos"]
     end = ends[0] if ends else tokenizer.separator
     template, more = _chat_template(folder, words)
     kept, others = _generation(generation, vocab)
@@ -71,9 +75,9 @@ def conventions_of(
             DataSettings(tokenizer="local", begin_tokens=before).begin_tokens,
             end,
             ExportSettings(
-                bos_token_id=next(iter(found["bos"] or before), None),
-                eos_token_id=found["eos"][:16] or (() if end is None else (end,)),
-                pad_token_id=next(iter(found["pad"]), None),
+                bos_token_id=next(iter(marks["bos"] or before), None),
+                eos_token_id=marks["eos"][:16] or (() if end is None else (end,)),
+                pad_token_id=next(iter(marks["pad"]), None),
                 positions=positions,
                 chat_template=template,
                 generation=kept,
@@ -87,9 +91,8 @@ def conventions_of(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return (
-        read_json(path, MAX_CONFIG if path.name == CONFIG else MAX_INDEX) if path.exists() else {}
-    )
+    most = MAX_CONFIG if path.name == CONFIG else MAX_INDEX
+    return read_json(path, most) if path.exists() else {}
 
 
 def _within(value: object, vocab: int) -> tuple[int, ...]:
@@ -100,52 +103,42 @@ def _within(value: object, vocab: int) -> tuple[int, ...]:
     return ()
 
 
-def _word(value: object) -> str:
-    """The text of a token, which may stand in a table with other keys."""
-    told = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
-    return told if isinstance(told, str) else ""
-
-
 def _chat_template(folder: Path, words: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The template, and why there is none, or less."""
-    told: object = words.get("chat_template")
-    told = _read(folder / "chat_template.json").get("chat_template", told)
+    """The template, and warnings."""
+    beside = _read(folder / "chat_template.json")
+    text: Any = beside.get("chat_template", words.get("chat_template"))
     path = folder / "chat_template.jinja"
     if path.exists():
         try:
             with path.open("rb") as file:
                 data = file.read(4 * MAX_CHAT_TEMPLATE + 1)
             # Of a template that is too long anyway the last character may be cut.
-            told = data.decode(errors="strict" if len(data) <= 4 * MAX_CHAT_TEMPLATE else "ignore")
+            text = data.decode(errors="strict" if len(data) <= 4 * MAX_CHAT_TEMPLATE else "ignore")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} can't be read ({error}): load it again.") from None
     warnings: list[str] = []
-    if isinstance(told, list):
-        named = dict(_named(cast("list[object]", told)))
-        told = named.pop("default", None)
-        warnings += [f"chat template {name[:40]!r}: only the default is kept" for name in named]
-    if not isinstance(told, str):
+    if isinstance(text, list):
+        named: dict[str, Any] = {}
+        for entry in text[:16]:
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+                named[entry["name"]] = entry.get("template")
+        text = named.pop("default", None)
+        warnings = [f"chat template {name[:40]!r}: only the default is kept" for name in named]
+    if not isinstance(text, str):
         return "", warnings
     # As it lies in a signed run: text within a text.
-    size = len(json.dumps(json.dumps(told)))
+    size = len(json.dumps(json.dumps(text)))
     if size > MAX_CHAT_TEMPLATE:
-        return "", [*warnings, f"the chat template takes {size:,} bytes, more than "
-                    f"{MAX_CHAT_TEMPLATE:,}: left out, add it to exports yourself"]  # fmt: skip
-    return told, warnings
+        long = f"the chat template takes {size:,} bytes, more than {MAX_CHAT_TEMPLATE:,}"
+        return "", [*warnings, f"{long}: left out, add it to exports yourself"]
+    return text, warnings
 
 
-def _named(told: list[object]) -> Iterator[tuple[str, str]]:
-    for one in told[:16]:
-        entry = cast("dict[str, Any]", one) if isinstance(one, dict) else {}
-        if isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
-            yield entry["name"], entry["template"]
-
-
-def _generation(told: Mapping[str, Any], vocab: int) -> tuple[dict[str, Any], list[str]]:
-    """The settings that a run keeps, and what it leaves out."""
+def _generation(content: Mapping[str, Any], vocab: int) -> tuple[dict[str, Any], list[str]]:
+    """The settings that a run keeps, and warnings."""
     kept: dict[str, Any] = {}
     left: list[str] = []
-    for name, value in told.items():
+    for name, value in content.items():
         if value is None or name in _OF_A_FILE:
             continue
         if name in GENERATION_TOKENS and not _within(value, vocab):

@@ -1,19 +1,25 @@
-"""Loss on held-out text: the same windows at every peer that has the same data.
+"""Loss on held-out text, of a model or of the averaged weights of several nodes.
 
-A slow machine takes only the first 1, 2, 4, 8, ... windows, and where one is too much only the
-beginning of the first, so that two peers that took equally many tokens can be compared.
+Every peer that has the same data takes the same windows. A slow machine takes only the first 1, 2,
+4, 8, ... windows, and where one is too much only the beginning of the first, so that two peers that
+took equally many tokens can be compared.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 
 import torch
 from torch import Tensor
 
-from lowcomm_node.data import Dataset
+from lowcomm_node.data import Dataset, Tokenizer, open_data
+from lowcomm_node.data.stories import NAME as STORIES
 from lowcomm_node.data.stream import held_out_windows
+from lowcomm_node.data.tokenizer import prompt_of
 from lowcomm_node.models.base import Model, computing
+from lowcomm_node.models.inference import generate, load_checkpoint, load_model
+from lowcomm_protocol.spec.sections import DataSettings
 
 EVALUATION_TOKENS = 32_768
 EVALUATION_SECONDS = 15.0
@@ -21,6 +27,9 @@ EVALUATION_SECONDS = 15.0
 BEGINNING = 1024
 """Tokens of a longer window that are tried first; then twice as many, until it is whole."""
 _BATCH_TOKENS = 8_192
+STORY_PROMPT, STORY_TEMPERATURE = "Once upon a time", 0.5
+PYTHON_PROMPT, PYTHON_TEMPERATURE = "def ", 0.8
+SAMPLE_TOP_K, DRAWS = 20, 4
 
 
 @dataclass(frozen=True)
@@ -90,3 +99,68 @@ def _total_loss(model: Model, tokens: Tensor, targets: Tensor) -> float:
         total += float(loss) * len(part)
     model.train(was_training)
     return total
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The checkpoints of a swarm, compared."""
+
+    average_loss: float
+    """Held-out loss of the averaged weights, nats a token."""
+    spread: float
+    """Root mean square over all parameters of the (population) standard deviation across nodes."""
+    sample: str
+
+
+def compare(
+    checkpoints: Sequence[Path],
+    data_cache: Path,
+    tokens: int,
+    data: DataSettings,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Comparison:
+    """Average the weights of checkpoints, and evaluate them on the built-in text of their run.
+
+    ``tell`` takes the progress. Raises CheckpointError if a checkpoint is damaged.
+    """
+    threads = torch.get_num_threads()
+    # Small models gain little from more threads, and take five times as long on busy cores.
+    torch.set_num_threads(1)
+    try:
+        tell("averaging their weights: what is their loss on held-out text?")
+        loaded = [load_checkpoint(path) for path in checkpoints]
+        weights = [checkpoint.tensors["weights"] for checkpoint in loaded]
+        squares = numel = 0.0
+        for name in weights[0]:
+            stacked = torch.stack([each[name].double() for each in weights])
+            squares += float(stacked.var(0, unbiased=False).sum())
+            numel += stacked[0].numel()
+            weights[0][name] = stacked.mean(0).float()
+        model = load_model(loaded[0])
+        dataset = open_data(data.source, data.tokenizer, data_cache)
+        loss = held_out_loss(model, dataset, model.settings.context)
+        tell("letting the averaged model write")
+        sample = _sample(model, dataset.tokenizer, tokens, data.source == STORIES)
+        return Comparison(loss, (squares / numel) ** 0.5, sample)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _sample(model: Model, tokenizer: Tokenizer, tokens: int, stories: bool) -> str:
+    """The stories that a model ends within some tokens, or the fullest of a few Python texts.
+
+    Indentation is the likeliest text after indentation, so at low temperatures a small model of
+    Python writes only blanks. At 0.8 of 20 tokens it writes words.
+    """
+    begin, temperature = (
+        (STORY_PROMPT, STORY_TEMPERATURE) if stories else (PYTHON_PROMPT, PYTHON_TEMPERATURE)
+    )
+    prompt = prompt_of(tokenizer, begin)
+    texts: list[str] = []
+    for seed in range(1 if stories else DRAWS):
+        written = generate(model, prompt, tokens, temperature, SAMPLE_TOP_K, seed)
+        texts.append(begin + tokenizer.decode(list(written)))
+    if stories:
+        ended, _, rest = texts[0].rpartition("\n\n")
+        return ended or rest
+    return max(texts, key=lambda text: sum(not one.isspace() for one in text) / len(text))

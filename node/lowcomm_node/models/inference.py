@@ -3,9 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from pydantic import ValidationError
@@ -50,24 +48,15 @@ def generate(
             f"temperature = {temperature} must be 0 or a positive number, top_k = {top_k} at least "
             "1."
         )
-    return _continue(
-        model, list(prompt), count, temperature, top_k, torch.Generator().manual_seed(seed)
-    )
 
+    def draw() -> Iterator[int]:
+        text, cache, generator = list(prompt), None, torch.Generator().manual_seed(seed)
+        for _ in range(count):
+            logits, cache = _predict(model, text, cache)
+            text.append(_draw(logits, temperature, top_k, generator))
+            yield text[-1]
 
-def _continue(
-    model: Model,
-    text: list[int],
-    count: int,
-    temperature: float,
-    top_k: int | None,
-    generator: torch.Generator,
-) -> Iterator[int]:
-    cache: Cache | None = None
-    for _ in range(count):
-        logits, cache = _predict(model, text, cache)
-        text.append(_draw(logits, temperature, top_k, generator))
-        yield text[-1]
+    return draw()
 
 
 @torch.no_grad()
@@ -106,15 +95,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
     Raises CheckpointError if there is none, or it is damaged.
     """
-    match = _STEP.fullmatch(path.name)
-    if match:
+    if match := _STEP.fullmatch(path.name):
         return CheckpointStore(path.parent).load(int(match[1]), ["weights"])
-    found = (
-        CheckpointStore(path).load_newest_usable(["weights"]).checkpoint if path.is_dir() else None
-    )
-    if found is None:
-        raise CheckpointError(f"There is no sound checkpoint in {path}: name the folder of one.")
-    return found
+    if path.is_dir():
+        newest = CheckpointStore(path).load_newest_usable(["weights"]).checkpoint
+        if newest is not None:
+            return newest
+    raise CheckpointError(f"There is no sound checkpoint in {path}: name the folder of one.")
 
 
 def load_model(checkpoint: Checkpoint) -> Model:
@@ -156,68 +143,45 @@ def tokenizer_of(checkpoint: Checkpoint, given: str | None = None) -> Tokenizer:
     """The tokenizer that a checkpoint was trained with; ``given``: its file, where the home keeps
     no copy.
 
-    Raises ConfigError that tells which file is needed, or that the given one is another.
+    Raises ConfigError that names the needed file if it is missing or another; CheckpointError.
     """
-    wanted = _Wanted.of(checkpoint)
-    if given is None and wanted.is_known:
-        kept = checkpoint.info.path.parent.parent / KEPT
-        if not wanted.sha256:
-            return open_tokenizer("bytes")
-        if wanted.file == StoryTokenizer.name and StoryTokenizer().sha256 == wanted.sha256:
-            return StoryTokenizer()
-        if kept.is_file() and sha256_file(kept) == wanted.sha256:
-            return open_tokenizer(str(kept), *wanted.marks)
-    if given is None:
-        raise ConfigError(f"{checkpoint.info.path} {wanted}: name it with --tokenizer.")
-    found = open_tokenizer(given, *wanted.marks)
-    if wanted.is_known and found.sha256 != wanted.sha256:
-        raise ConfigError(
-            f"{given} has the SHA-256 {found.sha256 or 'none'}, but {checkpoint.info.path} "
-            f"{wanted}: name that with --tokenizer, or leave it away."
-        )
-    return found
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """What the meta of a checkpoint, which may be a stranger's, says of its tokenizer."""
-
-    file: str
-    sha256: str
-    is_known: bool
-    """Checkpoints of 0.1 do not say."""
-    marks: tuple[tuple[int, ...], int | None] = ((), None)
-    """Tokens before each document, and the one after it."""
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Self:
-        told = checkpoint.meta.get("tokenizer")
-        if (
-            isinstance(told, dict)
-            and isinstance(told.get("sha256"), str)
-            and isinstance(told.get("file"), str)
-        ):
-            file, digest = clean(told["file"])[:80], clean(told["sha256"])[:64]
-            try:
-                ends = DataSettings.model_validate(
-                    {"tokenizer": "local"}
-                    | {name: told[name] for name in ("begin_tokens", "end_token") if name in told}
-                )
-            except ValidationError:
-                raise CheckpointError(
-                    f"{checkpoint.info.path} names no tokens that documents begin and end with: "
-                    "use another checkpoint."
-                ) from None
-            return cls(file, digest, is_known=True, marks=(ends.begin_tokens, ends.end_token))
+    path, meta = checkpoint.info.path, checkpoint.meta.get("tokenizer")
+    meta = meta if isinstance(meta, dict) else {}
+    file, digest, data = meta.get("file"), meta.get("sha256"), DataSettings()
+    if isinstance(file, str) and isinstance(digest, str):  # a stranger may have written them
+        file, digest = clean(file)[:80], clean(digest)[:64]
+        ends = {name: meta[name] for name in ("begin_tokens", "end_token") if name in meta}
+        try:
+            data = DataSettings.model_validate({"tokenizer": "local", **ends})
+        except ValidationError:
+            raise CheckpointError(
+                f"{path} names no tokens that documents begin and end with: use another checkpoint."
+            ) from None
+    else:  # checkpoints of 0.1 do not say
         model = checkpoint.meta.get("model")
-        is_bytes = isinstance(model, dict) and model.get("vocab") == BYTES
-        return cls("bytes" if is_bytes else "", "", is_known=is_bytes)
-
-    def __str__(self) -> str:
-        if not self.is_known:
-            return "does not say which tokenizer.json it was trained with"
-        return (
-            f"was trained with {self.file} (SHA-256 {self.sha256})"
-            if self.sha256
-            else "was trained on bytes"
+        if not isinstance(model, dict) or model.get("vocab") != BYTES:
+            if given is not None:
+                return open_tokenizer(given)
+            raise ConfigError(
+                f"{path} does not say which tokenizer.json it was trained with: name it with "
+                "--tokenizer."
+            )
+        digest = ""
+    trained = f"was trained with {file} (SHA-256 {digest})" if digest else "was trained on bytes"
+    marks = data.begin_tokens, data.end_token
+    if given is None:
+        kept = path.parent.parent / KEPT
+        if not digest:
+            return open_tokenizer("bytes")
+        if file == StoryTokenizer.name and StoryTokenizer().sha256 == digest:
+            return StoryTokenizer()
+        if kept.is_file() and sha256_file(kept) == digest:
+            return open_tokenizer(str(kept), *marks)
+        raise ConfigError(f"{path} {trained}: name it with --tokenizer.")
+    tokenizer = open_tokenizer(given, *marks)
+    if tokenizer.sha256 != digest:
+        raise ConfigError(
+            f"{given} has the SHA-256 {tokenizer.sha256 or 'none'}, but {path} {trained}: name "
+            "that with --tokenizer, or leave it away."
         )
+    return tokenizer

@@ -1,6 +1,6 @@
-"""Weights that others have published, as a local folder of Hugging Face's: read as data alone.
+"""Published weights in a local folder of Hugging Face's: read as data alone.
 
-config.json                      what the model is (``reading.py`` of its family)
+config.json                      settings of the model (``configs.py``)
 model.safetensors, or shards     its weights; model.safetensors.index.json lists shards
 
 No code and no pickle is read, and no file outside of the folder.
@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, family_of
@@ -62,36 +61,30 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
 
 
 def settings_of(folder: Path) -> Read:
-    """What model a folder holds: one of ours, else one that transformers computes.
+    """Settings of the model in a folder: one of ours, else one that transformers computes.
 
+    A model of ours whose context a sliding window would narrow is read as that of transformers.
     Raises ConfigError.
     """
-    path = folder / CONFIG
-    config = read_json(path, MAX_CONFIG)
+    source = str(folder / CONFIG)
+    config = read_json(folder / CONFIG, MAX_CONFIG)
     type_ = config.get("model_type")
-    if isinstance(type_, str) and type_ in KINDS:
-        return _not_narrowed(read_config(config, str(path)), config, str(path))
-    if isinstance(type_, str) and type_ in ARCHITECTURES:
-        return read_library_config(config, str(path))
-    reason = NO_MIXTURES if isinstance(type_, str) and is_mixture(type_) else "not known"
-    known = ", ".join(sorted({*KINDS, *ARCHITECTURES}))
-    raise wrong(str(path), "model_type", type_, f"{reason}: choose a model of {known}")
-
-
-def _not_narrowed(ours: Read, config: Mapping[str, Any], source: str) -> Read:
-    """A model of ours, or the same as transformers computes it, where a sliding window would narrow
-    our context. Raises ConfigError."""
+    if isinstance(type_, str) and type_ in ARCHITECTURES and type_ not in KINDS:
+        return read_library_config(config, source)
+    if not isinstance(type_, str) or type_ not in KINDS:
+        reason = NO_MIXTURES if isinstance(type_, str) and is_mixture(type_) else "not known"
+        known = ", ".join(sorted({*KINDS, *ARCHITECTURES}))
+        raise wrong(source, "model_type", type_, f"{reason}: choose a model of {known}")
+    ours = read_config(config, source)
     positions, window = config.get("max_position_embeddings") or CONTEXT, ours.longest
     if window >= min(CONTEXT, positions):
         return ours
     why = f"layers look back {window} tokens, which lowcomm's own transformer can't"
     with suppress(ConfigError):
-        found = read_library_config(config, source)
-        return replace(
-            found,
-            note=f'kind = "transformers", as {why}: `checkpoint export --format gguf` does not '
-            "write it",
+        note = (
+            f'kind = "transformers", as {why}: `checkpoint export --format gguf` does not write it'
         )
+        return replace(read_library_config(config, source), note=note)
     return replace(ours, note=f"context = {window}, as {why}; nor does transformers fit this model")
 
 
@@ -119,12 +112,16 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def check_weights(settings: ModelSettings, files: Sequence[Path]) -> int:
-    """How many values of a model of these settings files hold.
+    """Number of values in files with a model of these settings; reads their headers alone.
 
-    Only their headers are read. Raises ConfigError if they hold another model.
+    Raises ConfigError if they hold another model.
     """
-    with _Opened(settings, files) as opened:
-        return sum(opened.check(name, shape) for name, shape in _shapes(settings).items())
+    with torch.device("meta"):  # shapes alone
+        model = family_of(settings).blank(settings)
+    with _opened(settings, files) as tensors:
+        for name, parameter in model.named_parameters():
+            _check(*tensors[name], parameter.shape)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def load_weights(model: Model, files: Sequence[Path]) -> None:
@@ -132,110 +129,70 @@ def load_weights(model: Model, files: Sequence[Path]) -> None:
 
     Raises ConfigError.
     """
-    with _Opened(model.settings, files) as opened, torch.no_grad():
-        for name, parameter in model.named_parameters():
-            opened.check(name, tuple(parameter.shape))
-            tensor = opened.tensor(name)
+    with _opened(model.settings, files) as tensors, torch.no_grad():
+        for ours, parameter in model.named_parameters():
+            name, file = tensors[ours]
+            _check(name, file, parameter.shape)
+            tensor = file.get_tensor(name)
             if not is_finite(tensor):
-                raise ConfigError(
-                    f"{opened.told(name)} holds NaN or infinity: choose other weights."
-                )
+                raise ConfigError(f"{name} holds NaN or infinity: choose other weights.")
             parameter.copy_(tensor)
 
 
-class _Opened:
-    """Context: the tensors of files, by the names of a model of ours."""
-
-    def __init__(self, settings: ModelSettings, files: Sequence[Path]) -> None:
-        self._settings = settings
-        self._files = files
-        self._stack = ExitStack()
-        self._homes: dict[str, Any] = {}
-
-    def __enter__(self) -> "_Opened":
-        form = family_of(self._settings).huggingface(self._settings)
-        if form is None:
-            raise ConfigError(
-                f"model.kind = {self._settings.kind!r}: transformers has no such model, so it "
-                "can't begin with weights from elsewhere."
-            )
-        self._ignored = re.compile("|".join((*_IGNORED, *form.ignored)))
-        with self._stack:
-            for file in self._files:
-                opened = self._stack.enter_context(_mapped(file))
-                for name in opened.keys():  # noqa: SIM118 - it is no mapping
-                    if name in self._homes:
-                        raise ConfigError(f"{file}: {name} is in another file, too: load it anew.")
-                    self._homes[name] = opened
-            self._names = form.names
-            if not any(name.startswith(f"{form.base}.") for name in self._homes):
-                bare = (
-                    (ours, name.removeprefix(f"{form.base}.")) for ours, name in form.names.items()
-                )
-                self._names = dict(bare)
-            self._check_names()
-            self._stack = self._stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def told(self, name: str) -> str:
-        """The name of a tensor in the files."""
-        return self._names[name]
-
-    def check(self, name: str, shape: tuple[int, ...]) -> int:
-        """How many values a tensor has. Raises ConfigError if it is of another shape or type."""
-        told = self._homes[self._names[name]].get_slice(self._names[name])
-        found, dtype = tuple(told.get_shape()), told.get_dtype()
-        if found != shape:
-            raise ConfigError(
-                f"{self._names[name]} is {list(found)} in the weights, [model] asks for "
-                f"{list(shape)}: use the [model] that `lowcomm-node init --from` writes."
-            )
-        if dtype not in _DTYPES:
-            raise ConfigError(
-                f"{self._names[name]} is stored as {dtype}: known are {', '.join(_DTYPES)}; choose "
-                "weights that are not quantized."
-            )
-        count = 1
-        for length in shape:
-            count *= length
-        return count
-
-    def tensor(self, name: str) -> Tensor:
-        """A tensor; it lies in the file until it is read."""
-        return self._homes[self._names[name]].get_tensor(self._names[name])
-
-    def _check_names(self) -> None:
-        wanted = set(self._names.values())
-        missing = sorted(wanted - self._homes.keys())
-        if missing:
+@contextmanager
+def _opened(
+    settings: ModelSettings, files: Sequence[Path]
+) -> Iterator[Mapping[str, tuple[str, Any]]]:
+    """Context: by the name of each of our parameters its name in the files, and the open file."""
+    form = family_of(settings).huggingface(settings)
+    if form is None:
+        raise ConfigError(
+            f"model.kind = {settings.kind!r}: transformers has no such model, so it can't begin "
+            "with weights from elsewhere."
+        )
+    homes: dict[str, Any] = {}
+    with ExitStack() as stack:
+        for file in files:
+            try:
+                opened = stack.enter_context(safe_open(file, "pt"))
+            except (SafetensorError, OSError) as error:
+                raise ConfigError(
+                    f"{file} is no file of safetensors ({error}): load it anew."
+                ) from None
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                if name in homes:
+                    raise ConfigError(f"{file}: {name} is in another file, too: load it anew.")
+                homes[name] = opened
+        names, prefix = dict(form.names), f"{form.base}."
+        if not any(name.startswith(prefix) for name in homes):
+            names = {ours: name.removeprefix(prefix) for ours, name in names.items()}
+        expected, ignored = set(names.values()), re.compile("|".join((*_IGNORED, *form.ignored)))
+        if missing := sorted(expected - homes.keys()):
             raise ConfigError(
                 f"The weights lack {_some(missing)}: name a folder with all files of the model."
             )
-        unwanted = self._homes.keys() - wanted
-        if more := sorted(name for name in unwanted if not self._ignored.search(name)):
+        if more := sorted(one for one in homes.keys() - expected if not ignored.search(one)):
             raise ConfigError(
                 f"The weights hold {_some(more)}, which [model] has no place for: it is another "
                 "model than config.json says."
             )
+        yield {ours: (name, homes[name]) for ours, name in names.items()}
 
 
-@contextmanager
-def _mapped(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, "pt") as opened:
-            yield opened
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{file} is no file of safetensors ({error}): load it anew.") from None
-
-
-def _shapes(settings: ModelSettings) -> Mapping[str, tuple[int, ...]]:
-    """Of the parameters, by name; nothing is allocated."""
-    with torch.device("meta"):
-        model = family_of(settings).blank(settings)
-    return {name: tuple(one.shape) for name, one in model.named_parameters()}
+def _check(name: str, file: Any, shape: Sequence[int]) -> None:
+    """Raise ConfigError if a tensor is of another shape or type."""
+    tensor = file.get_slice(name)
+    stored, dtype = list(tensor.get_shape()), tensor.get_dtype()
+    if stored != list(shape):
+        raise ConfigError(
+            f"{name} is {stored} in the weights, [model] asks for {list(shape)}: use the [model] "
+            "that `lowcomm-node init --from` writes."
+        )
+    if dtype not in _DTYPES:
+        raise ConfigError(
+            f"{name} is stored as {dtype}: known are {', '.join(_DTYPES)}; choose weights that are "
+            "not quantized."
+        )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,17 +1,14 @@
-"""The transformer: a decoder-only model in one file, from a demo of 230,000 parameters to several
-billion.
+"""Our own transformer, decoder-only, from 230,000 parameters to several billion.
 
     tokens -> embedding -> layers x (attention, SwiGLU) -> norm -> head -> logits
 
 Each half of a block reads a normed copy of the residual stream and adds to it. RMSNorm
 (1910.07467), rotary positions (2104.09864), normed queries and keys (2302.05442), SwiGLU
-(2002.05202), no dropout. By settings alone it is a Llama, Mistral or Qwen: grouped queries
-(2305.13245), biases of queries, keys and values, no norm of queries and keys, slowed frequencies.
+(2002.05202), grouped queries (2305.13245), no dropout.
 
-``transformers`` knows the same model under other names. All those families turn channel pairs
-(i, i + width / 2) by the same angles. Qwen 3 norms queries and keys by head, Qwen 2 has biases in
-their place, Llama neither; Mistral and SmolLM2 are Llamas. So an export renames tensors and writes
-a configuration; no value changes.
+``transformers`` knows the same model under other names. Qwen 3 norms queries and keys by head, Qwen
+2 has biases in their place, Llama neither; Mistral and SmolLM2 are Llamas. All turn channel pairs
+(i, i + width / 2) by the same angles. So an export renames tensors and writes a configuration.
 """
 
 import math
@@ -48,23 +45,17 @@ _ROLES: dict[str, Role] = {"embedding": "embedding", "norm": "norm", "head": "he
 
 
 class KeyValueCache:
-    """Keys and values of the tokens that one sequence has shown the model so far.
-
-    At most ``context`` of them.
-    """
+    """Keys and values of at most ``context`` tokens of one text."""
 
     def __init__(self, settings: TransformerSettings, like: Tensor) -> None:
         heads, width = settings.kv_heads_used, settings.head_width_used
         shape = (settings.layers, 1, heads, settings.context, width)
-        self.keys = like.new_empty(shape)
-        self.values = like.new_empty(shape)
+        self.keys, self.values = like.new_empty(shape), like.new_empty(shape)
         self.length = 0
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values ``[1, heads, new, head width]`` of one layer.
-
-        Gives those of the whole text.
-        """
+        """Add keys and values ``[1, heads, new, head width]`` of one layer; those of the whole
+        text."""
         end = self.length + key.shape[2]
         self.keys[layer, :, :, self.length : end] = key
         self.values[layer, :, :, self.length : end] = value
@@ -84,10 +75,7 @@ class Linear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Scale vectors to a root mean square of 1, then each channel by its weight.
-
-    Computed in fp32.
-    """
+    """Scale vectors to a root mean square of 1, then each channel by its weight, in fp32."""
 
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
@@ -108,11 +96,8 @@ class Attention(nn.Module):
     def __init__(self, settings: TransformerSettings, layer: int) -> None:
         super().__init__()
         width, head = settings.width, settings.head_width_used
-        queries, keys, bias = (
-            settings.heads * head,
-            settings.kv_heads_used * head,
-            settings.qkv_bias,
-        )
+        queries, keys = settings.heads * head, settings.kv_heads_used * head
+        bias = settings.qkv_bias
         self.layer = layer
         self.head_width = head
         self.is_grouped = keys < queries
@@ -137,18 +122,11 @@ class Attention(nn.Module):
         past = key.shape[2] - length
         # torch's own causal mask starts at the first key, so several tokens after a cached text
         # need theirs.
-        mask = (
-            x.new_ones(length, past + length, dtype=torch.bool).tril(past)
-            if past and length > 1
-            else None
-        )
+        mask, causal = None, length > 1 and not past
+        if past and length > 1:
+            mask = x.new_ones(length, past + length, dtype=torch.bool).tril(past)
         mixed = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            mask,
-            is_causal=length > 1 and not past,
-            enable_gqa=self.is_grouped,
+            query, key, value, mask, is_causal=causal, enable_gqa=self.is_grouped
         )
         return self.output(mixed.transpose(1, 2).reshape(batch, length, -1))
 
@@ -182,8 +160,7 @@ class Block(nn.Module):
 
 
 class Transformer(Model):
-    """The whole model. Its weights are arbitrary until ``build_transformer`` or a checkpoint sets
-    them."""
+    """The whole model; its weights are arbitrary until the family or a checkpoint sets them."""
 
     rope: Tensor
 
@@ -200,11 +177,7 @@ class Transformer(Model):
         self.register_buffer("rope", rope_table(settings), persistent=False)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits ``[batch, length, vocab]`` for tokens ``[batch, length]``, which continue the text
-        of the cache, if any.
-
-        Raises ConfigError if the text exceeds the context.
-        """
+        """Raises ConfigError if the text exceeds the context."""
         return F.linear(self._states(tokens, cache), self._head_weight)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -215,7 +188,7 @@ class Transformer(Model):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def _states(self, tokens: Tensor, cache: Cache | None) -> Tensor:
-        """What the head reads, ``[batch, length, width]``."""
+        """Input of the head, ``[batch, length, width]``."""
         cache = cast("KeyValueCache | None", cache)
         start = cache.length if cache is not None else 0
         end = start + tokens.shape[1]
@@ -253,17 +226,14 @@ def rope_table(settings: TransformerSettings) -> Tensor:
     """Cosines and sines ``[2, context, head width / 2]`` of the angles ``position * frequency``,
     fp32."""
     length, width = settings.context, settings.head_width_used
-    if (
-        torch.get_default_device().type == "meta"
-    ):  # nothing to compute, and its arange would import the whole compiler
+    if torch.get_default_device().type == "meta":  # whose arange would import the whole compiler
         return torch.empty(2, length, width // 2)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequencies(settings)
     return torch.stack((angle.cos(), angle.sin())).float()
 
 
 def frequencies(settings: TransformerSettings) -> Tensor:
-    """By how much each channel pair turns from one position to the next, ``[head width / 2]``,
-    fp64."""
+    """Angle of each channel pair from one position to the next, ``[head width / 2]``, fp64."""
     width = settings.head_width_used
     plain = settings.rope_base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     if settings.rope_scaling == "none":
@@ -285,24 +255,12 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     ).type_as(x)
 
 
-def build_transformer(settings: TransformerSettings, seed: int) -> Transformer:
-    """A model whose weights depend on settings and seed alone: every peer of a run starts with the
-    same ones."""
-    model = Transformer(settings)
-    residual_std = INIT_STD / math.sqrt(2 * settings.layers)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            into_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-            fill_normal(parameter, residual_std if into_residual else INIT_STD, f"{seed}:{name}")
-    return model
-
-
 TYPES = {
     "qwen3": {"qk_norm": True, "qkv_bias": False},
     "qwen2": {"qk_norm": False, "qkv_bias": True},
     "llama": {"qk_norm": False, "qkv_bias": False},
 }
-"""What each ``model_type`` says of queries and keys."""
+"""Norms and biases of queries and keys by ``model_type``."""
 PLAIN = {
     "vocab": "vocab_size",
     "width": "hidden_size",
@@ -314,21 +272,16 @@ PLAIN = {
     "norm_epsilon": "rms_norm_eps",
     "tied": "tie_word_embeddings",
 }
-"""Settings that are one key of ``config.json``. ``reading.py`` reads by the same tables."""
+"""Settings that are one key of ``config.json``."""
 ROPE = {
     "rope_factor": "factor",
     "rope_low": "low_freq_factor",
     "rope_high": "high_freq_factor",
     "rope_original": "original_max_position_embeddings",
 }
-"""Those of ``rope_scaling = "llama3"``."""
+"""Keys of ``rope_scaling = "llama3"``."""
 FIXED: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0}
 """Keys that have one value in every model of ours."""
-_CLASSES = {
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "llama": "LlamaForCausalLM",
-}
 _OUTSIDE = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -365,32 +318,22 @@ def huggingface_form(settings: TransformerSettings) -> HuggingFaceForm | None:
     if settings.tied:
         del names["head.weight"]
     for layer in range(settings.layers):
-        names |= _names_of_block(settings, layer)
-    return HuggingFaceForm(_config(settings, kind), names)
-
-
-def _names_of_block(settings: TransformerSettings, layer: int) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for ours, theirs in _IN_A_BLOCK.items():
-        if ours in _NORMS and not settings.qk_norm:
-            continue
-        ends = ["weight", "bias"] if ours in _BIASED and settings.qkv_bias else ["weight"]
-        for end in ends:
-            names[f"blocks.{layer}.{ours}.{end}"] = f"model.layers.{layer}.{theirs}.{end}"
-    return names
-
-
-def _config(settings: TransformerSettings, kind: str) -> dict[str, Any]:
-    rope = _rope(settings)
-    told = settings.model_dump() | {
-        "kv_heads": settings.kv_heads_used,
-        "head_width": settings.head_width_used,
-    }
-    return {
-        "architectures": [_CLASSES[kind]],
+        for ours, theirs in _IN_A_BLOCK.items():
+            if ours in _NORMS and not settings.qk_norm:
+                continue
+            ends = ["weight", "bias"] if ours in _BIASED and settings.qkv_bias else ["weight"]
+            for end in ends:
+                names[f"blocks.{layer}.{ours}.{end}"] = f"model.layers.{layer}.{theirs}.{end}"
+    values = settings.model_dump()
+    values |= {"kv_heads": settings.kv_heads_used, "head_width": settings.head_width_used}
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if settings.rope_scaling != "none":
+        rope = {"rope_type": "llama3", **{theirs: values[ours] for ours, theirs in ROPE.items()}}
+    config = {
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "model_type": kind,
         "max_position_embeddings": settings.context,
-        **{theirs: told[ours] for ours, theirs in PLAIN.items()},
+        **{theirs: values[ours] for ours, theirs in PLAIN.items()},
         **FIXED,
         # transformers 5 reads rope_parameters; 4 and most other programs read the other two.
         "rope_theta": settings.rope_base,
@@ -398,13 +341,7 @@ def _config(settings: TransformerSettings, kind: str) -> dict[str, Any]:
         "rope_parameters": {**rope, "rope_theta": settings.rope_base},
         "use_cache": True,
     }
-
-
-def _rope(settings: TransformerSettings) -> dict[str, Any]:
-    if settings.rope_scaling == "none":
-        return {"rope_type": "default"}
-    told = settings.model_dump()
-    return {"rope_type": "llama3", **{theirs: told[ours] for ours, theirs in ROPE.items()}}
+    return HuggingFaceForm(config, names)
 
 
 class TransformerFamily(Family):
@@ -417,7 +354,13 @@ class TransformerFamily(Family):
     """
 
     def build(self, settings: ModelSettings, seed: int) -> Transformer:
-        return build_transformer(cast("TransformerSettings", settings), seed)
+        model = Transformer(cast("TransformerSettings", settings))
+        into_residual = ("attention.output.weight", "feed_forward.down.weight")
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                deep = math.sqrt(2 * len(model.blocks)) if name.endswith(into_residual) else 1.0
+                fill_normal(parameter, INIT_STD / deep, f"{seed}:{name}")
+        return model
 
     def blank(self, settings: ModelSettings) -> Transformer:
         return Transformer(cast("TransformerSettings", settings))
@@ -427,36 +370,28 @@ class TransformerFamily(Family):
         width, inner, layers, vocab = model.width, model.feed_forward, model.layers, model.vocab
         head, heads, groups = model.head_width_used, model.heads, model.kv_heads_used
         queries, keys = heads * head, groups * head
-        matrices: Counter[tuple[int, int]] = Counter()
-        for shape, count in (
-            ((queries, width), 1),
-            ((keys, width), 2),
-            ((width, queries), 1),
-            ((inner, width), 2),
-            ((width, inner), 1),
-        ):
-            matrices[shape] += count * layers
+        of_a_layer = [(queries, width), (width, queries), (width, inner)]
+        of_a_layer += 2 * [(keys, width), (inner, width)]
+        matrices = Counter({shape: layers * n for shape, n in Counter(of_a_layer).items()})
         tables = (1 if model.tied else 2) * vocab * width
         norms = width + layers * 2 * (width + (head if model.qk_norm else 0))
         biases = layers * (queries + 2 * keys) if model.qkv_bias else 0
         layer = 6 * width + 3 * queries + 2 * keys + 4 * inner + heads + 2
         if model.qk_norm:
             layer += 2 * (queries + keys) + heads + groups
-        widest = 4 * width + 6 * queries + 4 * inner
-        # Without gradients a block holds its input and that normed, and beside them in its second
-        # half silu(gate), up and their product; in its first half queries, keys and values, turned
-        # queries, and what turns keys.
-        looking = 2 * width + max(3 * inner, 2 * queries + 4 * keys)
         return Footprint(
             matrices=matrices,
             others=tables + norms + biases,
             kept=layers * layer + 3 * width + 3,
-            passing=widest,
+            passing=4 * width + 6 * queries + 4 * inner,
             vocab=vocab,
             blocks=layers,
             in_block=layer,
             between=width,
-            looking=looking,
+            # Without gradients a block holds its input and that normed, and beside them in its
+            # second half silu(gate), up and their product; in its first half queries, keys and
+            # values, turned queries, and what turns keys.
+            looking=2 * width + max(3 * inner, 2 * queries + 4 * keys),
         )
 
     def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:

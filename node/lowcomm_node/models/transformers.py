@@ -3,11 +3,7 @@
 A model is built on the meta device, which takes no memory. Then ``init_weights`` computes the
 buffers (angles of positions), and our own numbers fill all parameters, by name: those of the
 library depend on its release and on torch's random state. All keys of a type are passed, never the
-library's own defaults, which may change. No dropout: an inner step must give the same bits after a
-restart.
-
-The library's modules keep more for the backward pass than ours: norms a copy in float32, rotations
-and activations their parts. ``test_families.py`` counts what they keep beside the estimate.
+library's defaults, which may change. No dropout: a step must give the same bits after a restart.
 """
 
 import hashlib
@@ -33,7 +29,7 @@ from lowcomm_node.models.base import (
 )
 from lowcomm_node.models.cross_entropy import cross_entropy
 from lowcomm_node.system import command
-from lowcomm_protocol.spec.architectures import ARCHITECTURES, Value
+from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.models import TransformersSettings
 from lowcomm_protocol.spec.sections import ModelSettings
 
@@ -52,45 +48,33 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 def configuration(settings: TransformersSettings) -> dict[str, Any]:
     """Arguments of ``AutoConfig.for_model``, beside the type."""
-    type_, values, sizes = (
-        settings.architecture,
-        settings.values,
-        settings.architecture.sizes(settings.config),
-    )
-    told: dict[str, Any] = {name: one for name, one in values.items() if name not in _ROTARY}
+    type_, values = settings.architecture, settings.values
+    sizes, every = type_.sizes(settings.config), _FULL_EVERY.get(settings.type)
+    keys: dict[str, Any] = {name: one for name, one in values.items() if name not in _ROTARY}
     if type_.kv_heads:
-        told[type_.kv_heads] = sizes.kv_heads
+        keys[type_.kv_heads] = sizes.kv_heads
     if type_.head:
-        told[type_.head] = sizes.head
-    told[type_.inner] = values[type_.inner] or None
-    if "sliding_window" in told:
-        told["sliding_window"] = told["sliding_window"] or None
-    if settings.type in _FULL_EVERY:
-        told["layer_types"] = _layer_types(sizes.layers, _FULL_EVERY[settings.type])
+        keys[type_.head] = sizes.head
+    keys[type_.inner] = values[type_.inner] or None
+    if "sliding_window" in keys:
+        keys["sliding_window"] = keys["sliding_window"] or None
+    if every:
+        layers = range(1, sizes.layers + 1)
+        keys["layer_types"] = [SLIDING if layer % every else FULL for layer in layers]
     if "rope_theta" in values:
-        told["rope_parameters"] = _rotary(settings.type, values)
+        plain = {name: values[name] for name in _ROTARY[:2] if name in values}
+        plain = {"rope_type": "default", **plain}
+        near = values.get("rope_local_base_freq", values["rope_theta"])
+        by_layer = {FULL: plain, SLIDING: {**plain, "rope_theta": near}}
+        keys["rope_parameters"] = by_layer if every else plain
     dropouts = _WITHOUT_DROPOUT.get(settings.type, ("attention_dropout",))
     return {
-        **told,
+        **keys,
         "vocab_size": settings.vocab,
         type_.context: settings.context,
         **dict.fromkeys(dropouts, 0.0),
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
-
-
-def _layer_types(layers: int, every: int) -> list[str]:
-    return [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
-
-
-def _rotary(type_: str, values: dict[str, Value]) -> dict[str, Any]:
-    plain: dict[str, Any] = {"rope_type": "default", "rope_theta": values["rope_theta"]}
-    if "partial_rotary_factor" in values:
-        plain["partial_rotary_factor"] = values["partial_rotary_factor"]
-    if type_ not in _FULL_EVERY:
-        return plain
-    near = {**plain, "rope_theta": values.get("rope_local_base_freq", values["rope_theta"])}
-    return {FULL: plain, SLIDING: near}
 
 
 INIT_STD = 0.02
@@ -101,8 +85,8 @@ _INTO_RESIDUAL = re.compile(
 """Matrices that write into the residual stream."""
 _OFFSET_NORMS = ("gemma3_text",)
 """Types whose norms scale by 1 + weight."""
-
-
+_STORED = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
+"""Names in files, where releases of 5 name a parameter in another way."""
 LINEAR_HEADS = frozenset(ARCHITECTURES) - {"nanochat"}
 """Types whose logits are a matrix times states, perhaps divided by a number."""
 
@@ -134,9 +118,9 @@ class TransformersModel(Model):
             )
         if text is None:
             return self.causal(input_ids=tokens, use_cache=False).logits
-        found = self.causal(input_ids=tokens, past_key_values=text.kept, use_cache=True)
+        output = self.causal(input_ids=tokens, past_key_values=text.kept, use_cache=True)
         text.length = end
-        return found.logits
+        return output.logits
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         settings = cast("TransformersSettings", self.settings)
@@ -152,11 +136,8 @@ class TransformersModel(Model):
         causal: Any = self.causal
         # Releases of 5 name it in two ways.
         kind = "activation" if hasattr(causal, "activation_checkpointing_enable") else "gradient"
-        if on:
-            how = {"use_reentrant": False, "preserve_rng_state": False}
-            getattr(causal, f"{kind}_checkpointing_enable")(how)
-        else:
-            getattr(causal, f"{kind}_checkpointing_disable")()
+        switch = getattr(causal, f"{kind}_checkpointing_{'enable' if on else 'disable'}")
+        switch(*([{"use_reentrant": False, "preserve_rng_state": False}] if on else []))
 
     def new_cache(self) -> KeptText:
         return KeptText(library().DynamicCache(config=self.causal.config))
@@ -178,14 +159,14 @@ class TransformersModel(Model):
 def library() -> Any:
     """The library. Raises ConfigError where it is missing."""
     try:
-        found = importlib.import_module("transformers")
+        module = importlib.import_module("transformers")
     except ImportError:
         raise ConfigError(
             "This run trains a model of the library transformers, which is not installed: "
             f"{command.install('[hf]')}."
         ) from None
-    found.logging.set_verbosity_error()  # its advice is for users of its own
-    return found
+    module.logging.set_verbosity_error()  # its advice is for users of its own
+    return module
 
 
 def bare_model(settings: TransformersSettings) -> TransformersModel:
@@ -217,7 +198,7 @@ def install(settings: TransformersSettings) -> str:
 
 
 def layout_of(model: TransformersModel) -> str:
-    """SHA-256, hexadecimal, of type, names and shapes, in their order."""
+    """SHA-256, hexadecimal, of type, names and shapes in order."""
     shapes = [[name, *parameter.shape] for name, parameter in model.named()]
     type_ = cast("TransformersSettings", model.settings).type
     text = json.dumps(["lowcomm layout 1", type_, shapes], separators=(",", ":"))
@@ -235,53 +216,34 @@ def checked_model(settings: TransformersSettings) -> TransformersModel:
     return model
 
 
-def blank_model(settings: TransformersSettings) -> TransformersModel:
-    """A model whose weights are arbitrary. Raises ConfigError."""
-    model = checked_model(settings)
-    if torch.get_default_device().type == "meta":
-        return model
-    causal: Any = model.causal.to_empty(device=torch.get_default_device())
-    for parameter in causal.parameters():
-        parameter._is_hf_initialized = True  # init_weights leaves it alone
-    with torch.random.fork_rng(devices=[]):
-        causal.init_weights()  # ties what is tied, too
-    return model
-
-
-def build_model(settings: TransformersSettings, seed: int) -> TransformersModel:
-    """A model whose weights depend on settings and seed alone. Raises ConfigError."""
-    model = blank_model(settings)
-    if torch.get_default_device().type != "meta":
-        _fill(model, seed)
-    return model
-
-
-@torch.no_grad()
-def _fill(model: TransformersModel, seed: int) -> None:
-    settings = cast("TransformersSettings", model.settings)
-    layers = settings.architecture.sizes(settings.config).layers
-    norm = 0.0 if settings.type in _OFFSET_NORMS else 1.0
-    for name, parameter in model.named():
-        if parameter.dim() > 1:
-            std = INIT_STD / math.sqrt(2 * layers) if _INTO_RESIDUAL.search(name) else INIT_STD
-            fill_normal(parameter, std, f"{seed}:{name}")
-        else:
-            parameter.fill_(0.0 if name.endswith(".bias") else norm)
-
-
-_PREFIX = "causal."
-_STORED = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
-"""Names in files, where releases of 5 name a parameter in another way."""
-
-
 class TransformersFamily(Family):
     """Builds models of the library and estimates their memory."""
 
+    @torch.no_grad()
     def build(self, settings: ModelSettings, seed: int) -> TransformersModel:
-        return build_model(cast("TransformersSettings", settings), seed)
+        model, of_library = self.blank(settings), cast("TransformersSettings", settings)
+        if torch.get_default_device().type == "meta":
+            return model
+        layers = of_library.architecture.sizes(of_library.config).layers
+        norm = 0.0 if of_library.type in _OFFSET_NORMS else 1.0
+        for name, parameter in model.named():
+            if parameter.dim() > 1:
+                deep = math.sqrt(2 * layers) if _INTO_RESIDUAL.search(name) else 1.0
+                fill_normal(parameter, INIT_STD / deep, f"{seed}:{name}")
+            else:
+                parameter.fill_(0.0 if name.endswith(".bias") else norm)
+        return model
 
     def blank(self, settings: ModelSettings) -> TransformersModel:
-        return blank_model(cast("TransformersSettings", settings))
+        model = checked_model(cast("TransformersSettings", settings))
+        if torch.get_default_device().type == "meta":
+            return model
+        causal: Any = model.causal.to_empty(device=torch.get_default_device())
+        for parameter in causal.parameters():
+            parameter._is_hf_initialized = True  # init_weights leaves it alone
+        with torch.random.fork_rng(devices=[]):
+            causal.init_weights()  # ties what is tied, too
+        return model
 
     def check(self, settings: ModelSettings) -> None:
         checked_model(cast("TransformersSettings", settings))
@@ -290,8 +252,12 @@ class TransformersFamily(Family):
         model = cast("TransformersSettings", settings)
         size, vocab = model.architecture.sizes(model.config), model.vocab
         width, inner, queries, keys = size.width, size.inner, size.queries, size.keys
+        # Types without a gate have biases in their norms, which count as vectors.
+        norms = model.architecture.norms if model.architecture.gated else 2
+        # The library keeps more than ours: norms a copy in float32, rotations and activations
+        # their parts. test_families.py counts them.
         layer = 6 * width + 3 * queries + 2 * keys + 4 * inner + 4 * size.heads
-        layer += 2 * (queries + keys) + 3 * width * max(0, _norms(model) - 2)
+        layer += 2 * (queries + keys) + 3 * width * max(0, norms - 2)
         widest = 6 * width + 8 * queries + 5 * inner
         return Footprint(
             matrices=model.architecture.matrices(model.config),
@@ -313,14 +279,9 @@ class TransformersFamily(Family):
             config.pop(name, None)
         config["architectures"] = [type(causal).__name__]
         stored = _STORED.get(causal.config.model_type, {})
-        names = {_PREFIX + name: stored.get(name, name) for name, _ in model.named()}
+        names = {f"causal.{name}": stored.get(name, name) for name, _ in model.named()}
         ignored = tuple(causal._keys_to_ignore_on_load_unexpected or ())
         return HuggingFaceForm(config, names, causal.base_model_prefix, ignored)
-
-
-def _norms(model: TransformersSettings) -> int:
-    """Norms of a layer. Those of types without a gate have biases, which count as vectors."""
-    return model.architecture.norms if model.architecture.gated else 2
 
 
 FAMILY = TransformersFamily()
