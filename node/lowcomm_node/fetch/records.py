@@ -1,16 +1,13 @@
 """Reports of states that a node has copied."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lowcomm_node.system.logs import Event
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateAdopted(Event):
+class StateAdopted(Event, name="state.adopted"):
     """The node trains on from the state of other peers."""
 
-    wire_name: ClassVar[str] = "state.adopted"
     donors: tuple[str, ...]
     """Peer ids of those who sent it."""
     swarm_step: int

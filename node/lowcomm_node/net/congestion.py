@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from lowcomm_node.system.logs import Event, log
 from lowcomm_node.system.units import place
@@ -73,11 +73,9 @@ class Sending:
     """The recent round trip, in shortest ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CongestionChanged(Event):
+class CongestionChanged(Event, name="congestion.changed"):
     """A connection that loses segments goes on with BBR, or without it where that loses more."""
 
-    wire_name: ClassVar[str] = "congestion.changed"
     address: str
     """The other end, `HOST:PORT`."""
     before: str

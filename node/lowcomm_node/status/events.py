@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from time import monotonic, time
-from typing import Any, ClassVar
+from typing import Any
 
 from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.fetch.records import StateAdopted
@@ -45,73 +45,49 @@ from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.logs import Event, log
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseEntered(Event):
+class PhaseEntered(Event, name="phase"):
     """The node is in another phase."""
 
-    wire_name: ClassVar[str] = "phase"
     phase: str
     """As `phase` in `status`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Warned(Event):
+class Warned(Event, name="warning"):
     """Something that the owner should know."""
 
-    wire_name: ClassVar[str] = "warning"
     text: str
     """A sentence."""
     code: str = ""
     """Its code in the catalogue."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LimitsChanged(Event, Limits):
+class LimitsChanged(Event, Limits, name="limits"):
     """The owner has changed the limits on traffic."""
 
-    wire_name: ClassVar[str] = "limits"
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunAmended(Event, AmendmentText):
+class RunAmended(Event, AmendmentText, name="amended"):
     """The creator has changed the run."""
 
-    wire_name: ClassVar[str] = "amended"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Paused(Event, Hold):
+class Paused(Event, Hold, name="paused"):
     """The node stops training, by its owner's will."""
 
-    wire_name: ClassVar[str] = "paused"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Resumed(Event):
+class Resumed(Event, name="resumed"):
     """The node goes on training."""
 
-    wire_name: ClassVar[str] = "resumed"
 
-
-@dataclass(frozen=True, kw_only=True)
-class SavingAgain(Event):
+class SavingAgain(Event, name="saving-again"):
     """Checkpoints can be saved again."""
 
-    wire_name: ClassVar[str] = "saving-again"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Contributed(Event, Contribution):
+class Contributed(Event, Contribution, name="contributed"):
     """The last event of a node: what it has given to the run."""
 
-    wire_name: ClassVar[str] = "contributed"
 
-
-@dataclass(frozen=True, kw_only=True)
-class OtherEvent(Event):
+class OtherEvent(Event, name="other"):
     """An event that this release does not know."""
 
-    wire_name: ClassVar[str] = "other"
     content: Mapping[str, Any]
     """The event as JSON, with its name."""
 

@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
-from typing import ClassVar
 
 from lowcomm_node.system.logs import Event
 
@@ -104,22 +103,18 @@ class SwarmStatus:
     """The peers that the owner named, and others that were tried; 16 at most."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EntryPointAnswers(Event):
+class EntryPointAnswers(Event, name="door.open"):
     """An entry point that the owner named answers."""
 
-    wire_name: ClassVar[str] = "door.open"
     peer_id: str
     """Its peer id."""
     address: str | None
     """Its multiaddress."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EntryPointSilent(Event):
+class EntryPointSilent(Event, name="door.closed"):
     """An entry point that the owner named does not answer."""
 
-    wire_name: ClassVar[str] = "door.closed"
     peer_id: str
     """Its peer id."""
     address: str | None
@@ -128,38 +123,30 @@ class EntryPointSilent(Event):
     """Why it does not answer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwarmConnected(Event):
+class SwarmConnected(Event, name="swarm.connected"):
     """The node is in its swarm."""
 
-    wire_name: ClassVar[str] = "swarm.connected"
     reason: str | None = None
     """Always null."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwarmLost(Event):
+class SwarmLost(Event, name="swarm.lost"):
     """No peer answers any more."""
 
-    wire_name: ClassVar[str] = "swarm.lost"
     reason: str | None
     """Why the node is not in the swarm."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwarmUnlisted(Event):
+class SwarmUnlisted(Event, name="swarm.unlisted"):
     """Other peers answer, but do not have the record of this node."""
 
-    wire_name: ClassVar[str] = "swarm.unlisted"
     reason: str | None
     """Why the node is not in the swarm."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AddressesChanged(Event):
+class AddressesChanged(Event, name="addresses.changed"):
     """The addresses of this machine have changed."""
 
-    wire_name: ClassVar[str] = "addresses.changed"
     addresses: tuple[str, ...]
     """All that it has now."""
 

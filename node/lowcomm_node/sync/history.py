@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import islice
 from statistics import median
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.errors import NodeError
 from lowcomm_node.system.logs import Event
@@ -67,11 +67,9 @@ class IntervalStatus:
     """The same in words."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExchangeEnded(Event):
+class ExchangeEnded(Event, name="exchange"):
     """An exchange has ended."""
 
-    wire_name: ClassVar[str] = "exchange"
     time: float
     """When it ended (Unix seconds)."""
     fragment: int

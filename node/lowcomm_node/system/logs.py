@@ -6,20 +6,27 @@ own events; ``status/events.py`` lists them all.
 
 import logging
 import sys
-from dataclasses import asdict, is_dataclass
-from typing import Any, ClassVar, TextIO
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, ClassVar, TextIO, dataclass_transform
 
 import structlog
 from structlog.typing import Processor
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 class Event:
     """Base of what a node reports to its log and to listeners, as it happens.
 
-    A subclass is a frozen dataclass: its fields are what is reported.
+    A subclass with a name becomes a frozen dataclass: its fields are what is reported.
     """
 
     wire_name: ClassVar[str]
+
+    def __init_subclass__(cls, name: str | None = None) -> None:
+        super().__init_subclass__()
+        if name is not None:
+            dataclass(frozen=True, kw_only=True)(cls)
+            cls.wire_name = name
 
     @property
     def name(self) -> str:
