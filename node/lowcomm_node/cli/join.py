@@ -94,7 +94,7 @@ def join(
         code = run_async(_run(daemon, manager, show))
     finally:
         # At the end, whatever its cause, show where the model lies and what this node gave.
-        if daemon.part is not None and daemon.part.training.ready is not None:
+        if daemon.state.ready is not None:
             given = contribution(daemon.controls.status())
             news = Notice(time(), Contributed(**vars(given)))
             say(json.dumps(news.to_json()) if here.as_json else tell_farewell(given, settings.home))

@@ -17,11 +17,9 @@ from lowcomm_node.export import Format
 from lowcomm_node.fetch.catch_up import Gatherer, state_form
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.net.ping import match_peer
-from lowcomm_node.node.entry import Departure
 from lowcomm_node.node.messages import Generate, Save
-from lowcomm_node.node.report import View, report, report_limits, report_peers
+from lowcomm_node.node.report import NodeState, report, report_limits, report_peers
 from lowcomm_node.owner.limits import keep_settings
-from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.status.events import LimitsChanged
 from lowcomm_node.status.figures import Sample
@@ -41,18 +39,16 @@ T = TypeVar("T")
 class Controls:
     """May be asked at any time, from the event loop of the node (control.server.Controlled)."""
 
-    def __init__(self, settings: NodeSettings, view: Callable[[], View], leave: Departure) -> None:
-        """``view``: what the node has to show now."""
-        self._settings = settings
-        self._view = view
-        self.request_finish, self.request_stop = leave.finish, leave.stop
+    def __init__(self, node: NodeState) -> None:
+        self._node = node
+        self.request_finish, self.request_stop = node.departure.finish, node.departure.stop
         self._examining = asyncio.Lock()
         self._gathering = asyncio.Lock()
         self._exporting = asyncio.Lock()
 
     def status(self) -> Status:
         """Everything that ``status`` and the panel show."""
-        return report(self._view())
+        return report(self._node)
 
     def health(self) -> Health:
         """Whether the node is well."""
@@ -60,11 +56,11 @@ class Controls:
 
     def peers(self) -> list[PeerStatus]:
         """The peers that are alive, and how exchanges with them went."""
-        return report_peers(self._view())
+        return report_peers(self._node)
 
     def rounds(self, limit: int) -> list[ExchangeEnded]:
         """The last exchanges, newest last."""
-        exchanger = self._view().exchanger
+        exchanger = self._node.exchanger
         return list(exchanger.history.rounds)[-max(1, limit) :] if exchanger else []
 
     async def samples(self, since: int, most: int) -> list[Sample]:
@@ -79,15 +75,15 @@ class Controls:
 
     async def _from_journal(self, read: Callable[[Journal], list[T]]) -> list[T]:
         """Read the journal in a thread; nothing where there is none yet."""
-        run = self._view().run
+        run = self._node.run
         if run is None:
             return []
-        path = self._settings.paths.journal(run.fingerprint)
+        path = self._node.settings.paths.journal(run.fingerprint)
         return await asyncio.to_thread(lambda: read(Journal(path)) if path.exists() else [])
 
     def story(self, last: int) -> dict[str, Any]:
         """How the ``last``-th exchange from the end went. Raises NodeError."""
-        exchanger = self._view().exchanger
+        exchanger = self._node.exchanger
         if exchanger is None:
             raise NodeError("The node does not exchange yet: try again when it trains.")
         return exchanger.history.story(last)
@@ -98,12 +94,12 @@ class Controls:
 
     def limits(self) -> Limits:
         """The owner's limits on traffic, and what is used of them."""
-        return report_limits(self._view().allowance)
+        return report_limits(self._node.allowance)
 
     async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
         """Take other limits, at once and for the next start. Raises ConfigError."""
-        node = self._view()
-        self._settings = node.allowance.change(self._settings, changes)
+        node = self._node
+        self._node.settings = node.allowance.change(self._node.settings, changes)
         node.board.tell(LimitsChanged(**vars(self.limits())))
         if node.endpoint is not None:
             await node.endpoint.renew()
@@ -111,23 +107,23 @@ class Controls:
 
     def pause(self, seconds: float | None) -> None:
         """Save and end the trainer, which frees its GPU, for ``seconds`` or until ``resume``."""
-        self._view().availability.pause(seconds)
+        self._node.availability.pause(seconds)
 
     def resume(self) -> None:
         """Resume training, overriding any pause."""
-        self._view().availability.resume()
+        self._node.availability.resume()
 
     def schedule(self, hours: str) -> Hours:
         """Train in other hours, at once and after the next start. Raises ConfigError."""
-        changed = change_settings(self._settings, {"schedule": hours})
-        keep_settings(self._settings.paths.config, {"schedule": hours})
-        self._settings = changed
-        self._view().availability.follow(changed.schedule)
+        changed = change_settings(self._node.settings, {"schedule": hours})
+        keep_settings(self._node.settings.paths.config, {"schedule": hours})
+        self._node.settings = changed
+        self._node.availability.follow(changed.schedule)
         return Hours(schedule=None if changed.schedule is None else str(changed.schedule))
 
     async def export(self, to: str) -> ExportedModel:
         """Write the newest model for other programs. Raises ConfigError, NodeError, RetryLater."""
-        run = self._view().run
+        run = self._node.run
         if run is None:
             raise NodeError("The node has no run yet: try again when it trains.")
         if to not in (Format.HF, Format.GGUF):
@@ -135,11 +131,11 @@ class Controls:
         if self._exporting.locked():
             raise RetryLater("An export is being written already: wait for its end.")
         async with self._exporting:
-            return await export_newest(self._settings.home, run.fingerprint, to)
+            return await export_newest(self._node.settings.home, run.fingerprint, to)
 
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Sample text from the fast weights. Raises TrainerError while there is no model yet."""
-        node = self._view()
+        node = self._node
         phase = node.board.phase
         if node.ready is None:
             raise TrainerError(
@@ -168,12 +164,12 @@ class Controls:
 
     def _shown(self) -> RunningNode:
         """The node as the doctor sees it."""
-        node = self._view()
+        node = self._node
         membership = node.membership
         members = membership.roster.alive(time()) if membership is not None else ()
         endpoint = node.endpoint
         return RunningNode(
-            settings=self._settings,
+            settings=self._node.settings,
             status=report(node),
             members=report_peers(node),
             discovery=node.discovery,
@@ -191,7 +187,7 @@ class Controls:
         if self._gathering.locked():
             raise RetryLater("An export gathers weights of peers already: wait for its end.")
         async with self._gathering:
-            node = self._view()
+            node = self._node
             if node.supervisor.runs:
                 await node.supervisor.trainer.ask(Save())
             run, ready, course = node.run, node.ready, node.course
@@ -207,11 +203,11 @@ class Controls:
                 sync=run.spec.sync,
                 channels=exchanger.channels,
                 down=exchanger.bandwidth.down,
-                disk_quota=DiskQuota(self._settings.home, self._settings.max_disk),
+                disk_quota=DiskQuota(self._node.settings.home, self._node.settings.max_disk),
             )
             await membership.greet_all()
             there = [info for info in membership.donors() if exchanger.peer.trusts(info.peer_id)]
-            folder = self._settings.paths.gathered(run.fingerprint)
+            folder = self._node.settings.paths.gathered(run.fingerprint)
             return await gatherer.gather(
                 there, exchanger.peer.position.swarm_step, folder, GATHER_DEADLINE
             )
@@ -221,7 +217,7 @@ class Controls:
 
         Raises ConfigError, NodeError.
         """
-        node = self._view()
+        node = self._node
         if node.membership is None or node.exchanger is None:
             raise NodeError(
                 f"The node knows no peers yet (it is {node.board.phase}): try again in a moment."

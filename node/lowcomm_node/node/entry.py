@@ -48,8 +48,6 @@ class Entry:
         self.identity = identity
         self.board = board
         self.refusals = refusals
-        self.is_open = False
-        """Whether we are in the DHT."""
         self._kept = remembered_run(settings)
         known = self._peers_of(self._kept) if self._kept is not None else None
         remembered = (peer.addresses for peer in (known.peers() if known else ()))
@@ -80,7 +78,6 @@ class Entry:
         looking = Waiting(WaitCode.LOOKING_FOR_SWARM, f"looking for the swarm at {known_at}")
         self.board.enter("joining", looking)
         await self.discovery.start()
-        self.is_open = True
         await self._prober.serve()
 
     async def find_run(self) -> SignedRun:
@@ -131,7 +128,6 @@ class Entry:
 
     async def close(self) -> None:
         """Leave the DHT, and remember who answered."""
-        self.is_open = False
         if self._rejoining is not None:
             self._rejoining.cancel()
             await asyncio.gather(self._rejoining, return_exceptions=True)

@@ -14,14 +14,13 @@ left        goodbye is said
 import asyncio
 import sys
 from contextlib import ExitStack
-from time import monotonic
 
 from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.fetch.files import check_named
 from lowcomm_node.node.controls import Controls
 from lowcomm_node.node.entry import LEAVE_DEADLINE, Departure, Entry
 from lowcomm_node.node.process import Trainer
-from lowcomm_node.node.report import View
+from lowcomm_node.node.report import NodeState
 from lowcomm_node.node.run import Run
 from lowcomm_node.node.supervisor import Supervisor
 from lowcomm_node.owner.availability import Availability
@@ -34,8 +33,6 @@ from lowcomm_node.storage.files import ephemeral_identity, home_lock, load_or_cr
 from lowcomm_node.system.machine import keep_freed_memory
 from lowcomm_node.web.http import Listening, serve_metrics
 from lowcomm_node.web.server import ControlServer
-from lowcomm_protocol.errors import Refusals
-from lowcomm_protocol.spec.run import SignedRun
 
 
 class Node:
@@ -54,68 +51,46 @@ class Node:
         self.settings = settings
         self.board = Board()
         warn = self.board.warning(WarningCode.DEFECT)
-        self.supervisor = Supervisor(lambda: Trainer(settings.nice), first=trainer, warn=warn)
-        self._availability = availability or Availability.of(settings)
-        self._allowance = Allowance(settings)
-        self._refusals = Refusals()
-        self._began = monotonic()
-        self._peer_id = ""
-        self._entry: Entry | None = None
-        self._signed: SignedRun | None = None
+        self.state = NodeState(
+            settings=settings,
+            board=self.board,
+            supervisor=Supervisor(lambda: Trainer(settings.nice), first=trainer, warn=warn),
+            availability=availability or Availability.of(settings),
+            allowance=Allowance(settings),
+            departure=Departure(
+                lambda: self.part.training.leave_seconds if self.part else LEAVE_DEADLINE
+            ),
+        )
         self.part: Run | None = None
         """Its part in a run; None before it takes part in one."""
-        self._departure = Departure(
-            lambda: self.part.training.leave_seconds if self.part else LEAVE_DEADLINE
-        )
-        self.controls = Controls(settings, self._view, self._departure)
+        self.controls = Controls(self.state)
         self.control = ControlServer(self.controls, self.board, settings.paths)
         self._recorder = Recorder(self.board, self.controls.status)
 
-    def _view(self) -> View:
-        entry, part = self._entry, self.part
-        return View(
-            peer_id=self._peer_id,
-            began=self._began,
-            leaving=self._departure.left,
-            board=self.board,
-            supervisor=self.supervisor,
-            availability=self._availability,
-            allowance=self._allowance,
-            refusals=self._refusals,
-            run=self._signed,
-            course=part.training.course if part else None,
-            ready=part.training.ready if part else None,
-            rejoin=entry.rejoin if entry else None,
-            discovery=entry.discovery if entry and entry.is_open else None,
-            endpoint=part.endpoint if part else None,
-            exchanger=part.exchanger if part else None,
-            membership=part.membership if part else None,
-        )
-
     async def run(self) -> int:
         """Live; the exit code. Raises NodeError or another LowcommError that ended it."""
-        self._departure.main = asyncio.current_task()
+        settings, state = self.settings, self.state
+        state.departure.main = asyncio.current_task()
         keep_freed_memory()
-        self.settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with home_lock(self.settings.paths.lock), ExitStack() as stack:
-            key_file = self.settings.paths.identity
-            if self.settings.ephemeral:
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with home_lock(settings.paths.lock), ExitStack() as stack:
+            key_file = settings.paths.identity
+            if settings.ephemeral:
                 identity, key_file = stack.enter_context(ephemeral_identity())
             else:
                 identity = load_or_create_identity(key_file)
-            self._peer_id = identity.peer_id
-            await self.control.start(self.settings.control_port, self._peer_id)
+            state.peer_id = identity.peer_id
+            await self.control.start(settings.control_port, state.peer_id)
             metrics: Listening | None = None
             try:
-                if self.settings.metrics is not None:
-                    metrics = serve_metrics(self.controls.status, self.settings.metrics)
-                self._entry = Entry(self.settings, identity, key_file, self.board, self._refusals)
-                await self._live(self._entry)
+                if settings.metrics is not None:
+                    metrics = serve_metrics(self.controls.status, settings.metrics)
+                await self._live(Entry(settings, identity, key_file, self.board, state.refusals))
             except asyncio.CancelledError:
                 self.board.enter("left", None)
                 return 130
             finally:
-                await self.supervisor.stop()  # also if it was launched and nothing came of it
+                await state.supervisor.stop()  # also if it was launched and nothing came of it
                 await self.control.close(self._farewell())
                 if metrics is not None:
                     await metrics.close()
@@ -124,22 +99,25 @@ class Node:
         return 0
 
     async def _live(self, entry: Entry) -> None:
+        state, departure = self.state, self.state.departure
+        state.rejoin = entry.rejoin
         try:
             await entry.open()
-            run = self._signed = await self._departure.unless_wanted(entry.find_run())
+            state.discovery = entry.discovery
+            run = state.run = await departure.unless_wanted(entry.find_run())
             if run is not None:
                 check_named(run.spec, self.settings)  # before anything is downloaded
                 self._recorder.open(self.settings.paths.journal(run.fingerprint))
                 for text in unused(self.settings, run.spec):
                     self.board.warn(WarningCode.SETTINGS, text)
-                admission = await self._departure.unless_wanted(entry.be_admitted(run))
+                admission = await departure.unless_wanted(entry.be_admitted(run))
                 if admission is not None:
-                    self.part = Run(
-                        run, entry, admission, self.supervisor, self._availability, self._allowance
-                    )
-                    await self.part.take_part(self._departure)
+                    state.admission = admission
+                    self.part = Run(state, entry, run, admission)
+                    await self.part.take_part()
         finally:
-            await self.supervisor.stop()
+            await state.supervisor.stop()
+            state.discovery = None
             await entry.close()
             self.board.enter("left", None)
             await self._recorder.close()
@@ -152,7 +130,7 @@ class Node:
             why = f"The node has ended: {error}"
         elif self.part is not None and self.part.training.is_over:
             why = "The run is over, and the node has left it."
-        if self.part is None or self.part.training.ready is None:
+        if self.state.ready is None:
             return why
         given = contribution(self.controls.status())
         return f"{why}\n{tell_farewell(given, self.settings.home)}"

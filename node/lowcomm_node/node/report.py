@@ -2,17 +2,19 @@
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic, time
 
 from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.net.endpoint import Endpoint
+from lowcomm_node.node.entry import Departure
 from lowcomm_node.node.messages import Ready
 from lowcomm_node.node.supervisor import Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
+from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import Board, Caution
 from lowcomm_node.status.model import (
     AmendmentStatus,
@@ -24,6 +26,7 @@ from lowcomm_node.status.model import (
     Status,
     TrainerStatus,
 )
+from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.sync.exchanger import Exchanger
@@ -39,64 +42,70 @@ from lowcomm_protocol.spec.run import RunSpec, SignedRun
 MOST_RELEASES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """Facts of a node; parts that it has not made yet are None."""
+@dataclass(kw_only=True)
+class NodeState:
+    """Parts of a node; those that it has not made yet are None."""
 
-    peer_id: str
-    began: float
-    """When it started (monotonic seconds)."""
-    leaving: float | None
-    """Seconds that it may still take to leave."""
+    settings: NodeSettings
     board: Board
     supervisor: Supervisor
     availability: Availability
     allowance: Allowance
-    refusals: Refusals
+    departure: Departure
+    refusals: Refusals = field(default_factory=Refusals)
+    began: float = field(default_factory=monotonic)
+    """When it started (monotonic seconds)."""
+    peer_id: str = ""
     run: SignedRun | None = None
-    course: SpecTimeline | None = None
-    """The settings of the run over its swarm steps."""
+    admission: RunAdmission | None = None
     ready: Ready | None = None
+    """State that the trainer has built, resumed or adopted last."""
     rejoin: Rejoin | None = None
     membership: Membership | None = None
+    """Once others can call us."""
     exchanger: Exchanger | None = None
     discovery: Discovery | None = None
     """While it is in the DHT."""
     endpoint: Endpoint | None = None
 
+    @property
+    def course(self) -> SpecTimeline | None:
+        """The settings of the run over its swarm steps, as they are known now."""
+        return self.admission.amending.course if self.admission else None
 
-def report(view: View) -> Status:
+
+def report(state: NodeState) -> Status:
     """The status of a node."""
-    board, membership, exchanger = view.board, view.membership, view.exchanger
+    board, membership, exchanger = state.board, state.membership, state.exchanger
     history = exchanger.history if exchanger else History()
     drivers = exchanger.running.values() if exchanger else ()
     running = tuple(driver.describe(monotonic()) for driver in drivers)
-    waiting = board.waiting or _why_alone(view)
+    waiting = board.waiting or _why_alone(state)
     warnings = [*board.warnings]
     if exchanger is not None and (kept := exchanger.kept_waiting) is not None:
         warnings.append(Caution(WarningCode.KEPT_WAITING, kept))
     return Status(
-        peer_id=view.peer_id,
+        peer_id=state.peer_id,
         release=release(),
         pid=os.getpid(),
-        run=_run(view),
+        run=_run(state),
         phase=board.phase,
         joined=membership is not None,
         waiting=waiting.text if waiting else None,
         waiting_code=waiting.code if waiting else None,
         unchanged=monotonic() - board.changed,
-        leaving=view.leaving,
-        swarm=view.rejoin.describe() if view.rejoin else None,
-        pause=view.availability.hold,
-        schedule=_schedule(view.availability),
-        uptime=monotonic() - view.began,
-        trainer=_trainer(view),
+        leaving=state.departure.left,
+        swarm=state.rejoin.describe() if state.rejoin else None,
+        pause=state.availability.hold,
+        schedule=_schedule(state.availability),
+        uptime=monotonic() - state.began,
+        trainer=_trainer(state),
         exchanges_running=running,
         exchanges=_count(history),
         interval=exchanger.interval if exchanger else None,
         bytes_sent=history.bytes_sent + sum(one.bytes_sent for one in running),
         bytes_received=history.bytes_received + sum(one.bytes_received for one in running),
-        limits=report_limits(view.allowance),
+        limits=report_limits(state.allowance),
         peers=membership.count() if membership else 0,
         releases=_releases(membership) if membership else {},
         claims=_claims(membership) if membership else None,
@@ -105,8 +114,8 @@ def report(view: View) -> Status:
         checkpoint=board.checkpoint,
         addresses=tuple(membership.own.addresses) if membership else (),
         entry_points=tuple(membership.entry_points) if membership else (),
-        tunnels=view.endpoint.channels.tunnels() if view.endpoint else {},
-        refusals=view.refusals.counts(),
+        tunnels=state.endpoint.channels.tunnels() if state.endpoint else {},
+        refusals=state.refusals.counts(),
         warnings=tuple(one.text for one in warnings),
         warning_codes=tuple(one.code for one in warnings),
     )
@@ -126,9 +135,9 @@ def report_limits(allowance: Allowance) -> Limits:
     )
 
 
-def report_peers(view: View) -> list[PeerStatus]:
+def report_peers(state: NodeState) -> list[PeerStatus]:
     """The peers of a node."""
-    membership, exchanger = view.membership, view.exchanger
+    membership, exchanger = state.membership, state.exchanger
     if membership is None or exchanger is None:
         return []
     now = time()
@@ -169,11 +178,11 @@ def _claims(membership: Membership) -> Claims | None:
     return Claims(val_loss=median(losses), told_by=len(losses)) if losses else None
 
 
-def _run(view: View) -> RunStatus | None:
-    run = view.run
+def _run(state: NodeState) -> RunStatus | None:
+    run = state.run
     if run is None:
         return None
-    now = _settings_now(view, run).run
+    now = _settings_now(state, run).run
     return RunStatus(
         name=run.spec.run.name,
         description=now.description,
@@ -182,23 +191,23 @@ def _run(view: View) -> RunStatus | None:
         method=run.spec.sync.method,
         creator=run.creator,
         steps=now.steps,
-        amendments=_amendments(view),
+        amendments=_amendments(state),
     )
 
 
-def _settings_now(view: View, run: SignedRun) -> RunSpec:
+def _settings_now(state: NodeState, run: SignedRun) -> RunSpec:
     """Settings of the run at the swarm step of this node."""
-    return view.course.at(view.board.position()[0]) if view.course else run.spec
+    return state.course.at(state.board.position()[0]) if state.course else run.spec
 
 
-def _amendments(view: View) -> tuple[AmendmentStatus, ...]:
+def _amendments(state: NodeState) -> tuple[AmendmentStatus, ...]:
     """Amendments of the run, in force or to come."""
-    if view.course is None:
+    if state.course is None:
         return ()
-    step = view.board.position()[0]
+    step = state.board.position()[0]
     return tuple(
         AmendmentStatus(**one.to_json(), text=str(one), in_force=one.at <= step)
-        for one in view.course.chain.links
+        for one in state.course.chain.links
     )
 
 
@@ -206,22 +215,22 @@ def _schedule(availability: Availability) -> str | None:
     return None if availability.schedule is None else str(availability.schedule)
 
 
-def _trainer(view: View) -> TrainerStatus:
-    ready, supervisor = view.ready, view.supervisor
+def _trainer(state: NodeState) -> TrainerStatus:
+    ready, supervisor = state.ready, state.supervisor
     return TrainerStatus(
-        state=view.board.phase,
+        state=state.board.phase,
         pid=supervisor.pid,
         failures=supervisor.restarts,
         last_failure=supervisor.last_failure,
         overdue=supervisor.overdue(monotonic()),
         device=ready.device if ready else None,
         parameters=ready.parameters if ready else None,
-        total_steps=_settings_now(view, view.run).run.steps if view.run else None,
-        tokenizing=view.board.tokenizing,
+        total_steps=_settings_now(state, state.run).run.steps if state.run else None,
+        tokenizing=state.board.tokenizing,
         memory=supervisor.memory,
         priority=priority_of(supervisor.pid) if supervisor.pid is not None else None,
         accelerator=supervisor.accelerator,
-        **vars(view.board.progress),
+        **vars(state.board.progress),
     )
 
 
@@ -240,19 +249,19 @@ def _count(history: History) -> ExchangeCounts:
     )
 
 
-def _why_alone(view: View) -> Waiting | None:
+def _why_alone(state: NodeState) -> Waiting | None:
     """Why the node trains without exchanges; training itself never waits."""
-    phase, exchanger, hold = view.board.phase, view.exchanger, view.availability.hold
+    phase, exchanger, hold = state.board.phase, state.exchanger, state.availability.hold
     if phase == "paused" and hold is not None:
         return Waiting(WaitCode(hold.rule.value), hold.reason)
-    if phase == "joining" and view.rejoin is not None:
-        return _why_outside(view.rejoin)
-    if phase != "training" or exchanger is None or view.run is None:
+    if phase == "joining" and state.rejoin is not None:
+        return _why_outside(state.rejoin)
+    if phase != "training" or exchanger is None or state.run is None:
         return None
-    if view.run.spec.sync.group == 1:
+    if state.run.spec.sync.group == 1:
         return None
-    if view.membership is not None and view.membership.count() == 0:
-        return _why_nobody(view.membership, view.rejoin)
+    if state.membership is not None and state.membership.count() == 0:
+        return _why_nobody(state.membership, state.rejoin)
     return _why_no_exchange(exchanger)
 
 

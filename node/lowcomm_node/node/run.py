@@ -14,12 +14,10 @@ from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.net.addresses import by_peer
 from lowcomm_node.net.endpoint import Endpoint
 from lowcomm_node.net.tls import Gatekeeper
-from lowcomm_node.node.entry import GOODBYE_DEADLINE, Departure, Entry
+from lowcomm_node.node.entry import GOODBYE_DEADLINE, Entry
 from lowcomm_node.node.messages import Ready, WriteSnapshot
-from lowcomm_node.node.supervisor import Supervisor
+from lowcomm_node.node.report import NodeState
 from lowcomm_node.node.training import Training
-from lowcomm_node.owner.availability import Availability
-from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import ask_server, name_of
@@ -49,21 +47,15 @@ class Run:
     """One node in one run that has admitted it. Answers calls of peers (net.service.Handlers)."""
 
     def __init__(
-        self,
-        signed: SignedRun,
-        entry: Entry,
-        admission: RunAdmission,
-        supervisor: Supervisor,
-        availability: Availability,
-        allowance: Allowance,
+        self, state: NodeState, entry: Entry, signed: SignedRun, admission: RunAdmission
     ) -> None:
         self.signed = signed
+        self._state = state
         self._entry = entry
         self._settings = settings = entry.settings
         self._board = board = entry.board
         self._admission = admission
-        self._availability = availability
-        self._bandwidth = bandwidth = allowance.bandwidth
+        self._bandwidth = bandwidth = state.allowance.bandwidth
         self._peer_id = entry.identity.peer_id
         gatekeeper = Gatekeeper(
             entry.identity,
@@ -81,17 +73,17 @@ class Run:
         self._provider = Provider(
             settings, signed, files, self._fetch_file, board.showing(WaitCode.RUN_FILES)
         )
-        self.endpoint = Endpoint(
+        self.endpoint = state.endpoint = Endpoint(
             gatekeeper,
             self,
             entry.discovery,
             entry.discovery.targets,
             bandwidth,
-            allowance.peer_limit,
+            state.allowance.peer_limit,
             entry.refusals,
         )
         self._roster = Roster(self._peer_id, signed.run_id, admission.admission, entry.refusals)
-        self.exchanger = Exchanger(
+        self.exchanger = state.exchanger = Exchanger(
             peer_id=self._peer_id,
             spec=signed.spec,
             roster=self._roster,
@@ -100,22 +92,19 @@ class Run:
             tell=board.tell,
             bandwidth=bandwidth,
         )
-        self.training = Training(
-            entry, signed, admission, supervisor, availability, self.exchanger, bandwidth.down
-        )
+        self.training = Training(state, signed, admission, self.exchanger)
         self.training.on_built = self._serve_state
         self.training.on_removals = self._drop_removed
         # Calls of peers: exchanges, and pieces of files and of our state.
         self.swap, self.fetch = self.exchanger.serve, self._pieces.serve
         self._snapshots: Snapshots | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.membership: Membership | None = None
-        """Once others can call us."""
         self.barred: NotAdmitted | None = None
         """Why the run does not take us any more."""
 
-    async def take_part(self, departure: Departure) -> None:
+    async def take_part(self) -> None:
         """Take part until the run is over or the node shall leave. Raises NodeError."""
+        departure = self._state.departure
         host, announce = self._entry.hosts()
         port = await self.endpoint.listen(
             any_host() if host == "0.0.0.0" else host, self._settings.port
@@ -123,12 +112,12 @@ class Run:
         try:
             addresses = await in_numbers(self._settings.announce)
             addresses = addresses or tuple(f"{address}:{port}" for address in announce)
-            membership = self._join(addresses, departure)
+            membership = self._join(addresses)
             if not await departure.unless_wanted(self._ended_before(membership)):
                 await departure.unless_wanted(self.training.run(membership, self._provider))
         finally:
             try:
-                await self._leave(departure)
+                await self._leave()
             finally:
                 await self._close()
 
@@ -136,19 +125,19 @@ class Run:
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Take in a peer's record, and return ours. Raises RetryLater."""
-        if self.membership is None:
+        if self._state.membership is None:
             raise RetryLater("has only just begun to listen: call again in a moment.")
-        return self.membership.meet(peer, introduction)
+        return self._state.membership.meet(peer, introduction)
 
-    def _join(self, addresses: tuple[str, ...], departure: Departure) -> Membership:
+    def _join(self, addresses: tuple[str, ...]) -> Membership:
         """Become a member, and start what runs beside training."""
 
         def leave(error: NotAdmitted) -> None:
             self.barred = self.barred or error
-            departure.wanted.set()
+            self._state.departure.wanted.set()
 
         entry, board = self._entry, self._board
-        membership = self.membership = Membership(
+        membership = self._state.membership = Membership(
             own=OwnRecord(
                 identity=entry.identity,
                 run_id=self.signed.run_id,
@@ -180,7 +169,7 @@ class Run:
         warn = board.warning(WarningCode.DEFECT)
         works = [
             membership.run(),
-            self._availability.run(warn),
+            self._state.availability.run(warn),
             self.endpoint.watch(board.tell, warn),
         ]
         self._tasks += map(start, works)
@@ -205,10 +194,11 @@ class Run:
 
     def _move(self) -> None:
         """Publish the new addresses of this machine, unless the owner decides what is published."""
-        if self.membership is not None and not self._settings.announce:
+        membership = self._state.membership
+        if membership is not None and not self._settings.announce:
             _, hosts = self._entry.hosts()
             port = self.endpoint.port
-            self.membership.own.addresses = tuple(f"{host}:{port}" for host in hosts)
+            membership.own.addresses = tuple(f"{host}:{port}" for host in hosts)
 
     async def _ended_before(self, membership: Membership) -> bool:
         """Whether others have trained the run to its end, and this home has not begun it: training
@@ -254,7 +244,7 @@ class Run:
         training, sync = self.training, self.signed.spec.sync
 
         async def make() -> tuple[str, int]:
-            trainer = training.supervisor.trainer
+            trainer = self._state.supervisor.trainer
             written = await trainer.ask(WriteSnapshot(folder=str(folder)))
             return written.name, written.swarm_step
 
@@ -284,19 +274,19 @@ class Run:
 
     # the end
 
-    async def _leave(self, departure: Departure) -> None:
+    async def _leave(self) -> None:
+        departure, training = self._state.departure, self.training
         departure.begin()
-        training = self.training
         ended = self._board.phase == "finished" or departure.is_stopped
         with suppress(TimeoutError):
-            if training.supervisor.runs and not ended:
+            if self._state.supervisor.runs and not ended:
                 patience = HURRY_PATIENCE if departure.hurry else LEAVE_PATIENCE
                 async with asyncio.timeout(training.leave_seconds):
                     await training.conclude(patience, evaluates=not departure.hurry)
         with suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_DEADLINE):
-                if self.membership is not None:
-                    await self.membership.announce(Phase.LEFT)
+                if self._state.membership is not None:
+                    await self._state.membership.announce(Phase.LEFT)
 
     async def _close(self) -> None:
         try:

@@ -17,8 +17,7 @@ from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.errors import ConfigError, TrainerError, TrainerLost
 from lowcomm_node.fetch.catch_up import CatchUp, state_form
 from lowcomm_node.fetch.files import Provider
-from lowcomm_node.net.bandwidth import BandwidthLimit
-from lowcomm_node.node.entry import LEAVE_DEADLINE, Entry
+from lowcomm_node.node.entry import LEAVE_DEADLINE
 from lowcomm_node.node.ipc import TrainerEvent
 from lowcomm_node.node.messages import (
     Amend,
@@ -35,8 +34,8 @@ from lowcomm_node.node.messages import (
     Tokenizing,
     TrainerSettings,
 )
-from lowcomm_node.node.supervisor import Failures, Supervisor
-from lowcomm_node.owner.availability import Availability
+from lowcomm_node.node.report import NodeState
+from lowcomm_node.node.supervisor import Failures
 from lowcomm_node.status.events import Paused, Resumed, SavingAgain
 from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.status.words import tokenizing_in_words
@@ -79,37 +78,27 @@ class Training:
     """Training of one node in one run."""
 
     def __init__(
-        self,
-        entry: Entry,
-        signed: SignedRun,
-        admission: RunAdmission,
-        supervisor: Supervisor,
-        availability: Availability,
-        exchanger: Exchanger,
-        down: BandwidthLimit,
+        self, state: NodeState, signed: SignedRun, admission: RunAdmission, exchanger: Exchanger
     ) -> None:
-        self.exchanger = exchanger
-        self.supervisor = supervisor
         self.on_built: Callable[[Ready], None] = lambda ready: None
         """Gets each state that a new trainer has built."""
         self.on_removals: Callable[[], None] = lambda: None
-        """Called once removals of the run hold that are known since a while."""
-        self.ready: Ready | None = None
-        """State that the trainer has built, resumed or adopted last."""
+        """Called once removals that were announced for a swarm step hold."""
+        self._state = state
         self._signed = signed
-        self._settings = entry.settings
-        self._board = entry.board
-        self._peer_id = entry.identity.peer_id
         self._admission = admission
-        self._availability = availability
-        self._down = down
-        self._failures = Failures(entry.settings.checkpoint_every)
+        self._exchanger = exchanger
+        self._settings = state.settings
+        self._board = state.board
+        self._supervisor = state.supervisor
+        self._availability = state.availability
+        self._failures = Failures(state.settings.checkpoint_every)
         self._amended = asyncio.Event()
         self._over = asyncio.Event()
         """Set once the trainer has come to the end of the run."""
         self._save_seconds: float | None = None
         """Duration of the last save."""
-        supervisor.on_news = self.hear
+        self._supervisor.on_news = self.hear
 
     @property
     def course(self) -> SpecTimeline:
@@ -130,7 +119,7 @@ class Training:
             case InnerStepTaken():
                 board.tell(event)
                 self._failures.stepped(event.steps)
-                self.exchanger.on_step(event.swarm_step, event.steps, event.tokens, event.seconds)
+                self._exchanger.on_step(event.swarm_step, event.steps, event.tokens, event.seconds)
                 if self._admission.reach(event.swarm_step):
                     # The next look at the swarm sees whether we may stay ourselves.
                     self.on_removals()
@@ -174,10 +163,10 @@ class Training:
     async def amend(self) -> None:
         """Have the trainer follow the course of the run as it is known now."""
         self._amended.set()
-        if self.supervisor.runs:  # else the next start brings it
+        if self._supervisor.runs:  # else the next start brings it
             with suppress(TrainerError):
                 amendments = self.course.chain.data.decode()
-                await self.supervisor.trainer.ask(Amend(amendments=amendments))
+                await self._supervisor.trainer.ask(Amend(amendments=amendments))
 
     # turns
 
@@ -191,7 +180,7 @@ class Training:
                 await self._pause(membership)
             try:
                 turn = self._turn(membership, provider)
-                lost, held = self.supervisor.wait_lost(), self._availability.held.wait()
+                lost, held = self._supervisor.wait_lost(), self._availability.held.wait()
                 if await first_of(turn, lost, held) == 0:
                     return
             except TrainerError as error:
@@ -204,9 +193,9 @@ class Training:
         while True:
             await self._sync_and_train(membership, why, drifted=False)
             # The end counts, if we have drifted away from the others as well.
-            while await first_of(self._over.wait(), self.exchanger.drifted.wait()) != 0:
-                await self.exchanger.close("copies the state of a peer", 0.0)
-                await self.supervisor.train(False)
+            while await first_of(self._over.wait(), self._exchanger.drifted.wait()) != 0:
+                await self._exchanger.close("copies the state of a peer", 0.0)
+                await self._supervisor.train(False)
                 self._board.warn(WarningCode.DRIFTED, DRIFTED)
                 await self._sync_and_train(membership, "back to the swarm", drifted=True)
             await self.conclude()
@@ -216,20 +205,20 @@ class Training:
 
     async def _start_trainer(self, provider: Provider) -> None:
         data = self._signed.spec.data
-        if not self.ready and data.tokenizer == "local" and not data.tokenizer_sha256:
+        if not self._state.ready and data.tokenizer == "local" and not data.tokenizer_sha256:
             self._board.warn(WarningCode.TOKENIZER_UNCHECKED, UNCHECKED)
         looking = Waiting(WaitCode.RUN_FILES, "looking for the files of the run")
-        self._board.enter("restarting" if self.ready else "joining", looking)
+        self._board.enter("restarting" if self._state.ready else "joining", looking)
         self._over.clear()  # what it has saved may be from before the end
         files = await provider.provide()
         self._board.show(Waiting(WaitCode.STARTING_TRAINER, STARTING))
         settings, fingerprint = self._settings, self._signed.fingerprint
         try:
-            ready = await self.supervisor.start(
+            ready = await self._supervisor.start(
                 TrainerSettings(
                     spec=self._signed.document.decode(),
                     amendments=self.course.chain.data.decode(),
-                    peer_id=self._peer_id,
+                    peer_id=self._state.peer_id,
                     checkpoints=str(settings.paths.checkpoints(fingerprint)),
                     slow=str(settings.paths.slow(fingerprint)),
                     data_cache=str(settings.paths.data),
@@ -253,23 +242,23 @@ class Training:
         await membership.announce(Phase.SYNCING)
         await self._catch_up(membership, drifted)
         await self._wait_for_start(membership)
-        await self.supervisor.trainer.ask(Evaluate())
-        self.exchanger.exchanging = True
+        await self._supervisor.trainer.ask(Evaluate())
+        self._exchanger.exchanging = True
         self._board.enter("training", None)
         await membership.announce(Phase.TRAINING)
-        await self.supervisor.train(True)
+        await self._supervisor.train(True)
 
     async def _catch_up(self, membership: Membership, drifted: bool) -> None:
         """Copy the state of peers that are too far ahead for a merge, or if we have drifted."""
-        assert self.ready
+        assert self._state.ready
         settings = self._settings
         catch_up = CatchUp(
             run=self._signed,
-            trainer=self.supervisor.trainer,
-            channels=self.exchanger.channels,
+            trainer=self._supervisor.trainer,
+            channels=self._exchanger.channels,
             membership=membership,
-            trusts=self.exchanger.peer.trusts,
-            down=self._down,
+            trusts=self._exchanger.peer.trusts,
+            down=self._exchanger.bandwidth.down,
             disk_quota=DiskQuota(settings.home, settings.max_disk),
             folder=settings.paths.incoming(self._signed.fingerprint),
             show=self._board.showing(WaitCode.COPYING_STATE),
@@ -278,29 +267,30 @@ class Training:
         )
         began = monotonic()
         copied = await catch_up.run_from(
-            self.exchanger.peer.position.swarm_step,
-            state_form(self._signed, self.ready, self.course.longest),
+            self._exchanger.peer.position.swarm_step,
+            state_form(self._signed, self._state.ready, self.course.longest),
             drifted,
         )
         if copied is not None:
             self._take_over(copied)
             if drifted:
-                self.exchanger.copied(monotonic() - began)
+                self._exchanger.copied(monotonic() - began)
         elif drifted:
-            self.exchanger.endure_drift()
+            self._exchanger.endure_drift()
 
     def _take_over(self, ready: Ready) -> None:
         """Go on with the state that the trainer has built, resumed or adopted."""
-        self.ready = ready
-        self.exchanger.take_over(ready, self.supervisor.trainer)
+        self._state.ready = ready
+        self._exchanger.take_over(ready, self._supervisor.trainer)
         self._board.advance(steps=ready.steps, swarm_step=ready.swarm_step, tokens=ready.tokens)
 
     async def _wait_for_start(self, membership: Membership) -> None:
         """At the very beginning of a run, wait for the peers that it begins with."""
-        assert self.ready
+        ready, roster = self._state.ready, membership.roster
+        assert ready
         needed = self._signed.spec.run.start_peers
         deadline = monotonic() + START_DEADLINE
-        while self.ready.swarm_step == 0 and not membership.roster.in_phase(Phase.TRAINING, time()):
+        while ready.swarm_step == 0 and not roster.in_phase(Phase.TRAINING, time()):
             present = 1 + membership.count(Phase.SYNCING, Phase.TRAINING, Phase.FINISHED)
             if present >= needed:
                 return
@@ -336,15 +326,15 @@ class Training:
         hold = self._availability.hold
         assert hold
         # Peers that call us before all know are answered that we do not train.
-        self.exchanger.exchanging = False
+        self._exchanger.exchanging = False
         self._board.enter("paused", Waiting(WaitCode.PAUSING, f"{hold.reason}; saving"))
         self._board.tell(Paused(**vars(hold)))
         await membership.announce(Phase.PAUSED)
-        if self.supervisor.runs:
+        if self._supervisor.runs:
             # The reason that peers get is no more than this.
-            await self.exchanger.close("the node pauses", PAUSE_PATIENCE)
+            await self._exchanger.close("the node pauses", PAUSE_PATIENCE)
             await self._save()
-        await self.supervisor.stop()
+        await self._supervisor.stop()
         self._board.show(None)  # the report tells why
         self._board.advance(tokens_per_second=0.0)
         await membership.announce(Phase.PAUSED)
@@ -353,9 +343,9 @@ class Training:
 
     async def _recover(self, membership: Membership, error: TrainerError) -> None:
         """Clean up after a failed trainer, and wait. Raises NodeError if another try is no use."""
-        if self.ready is None and not isinstance(error, TrainerLost):
+        if self._state.ready is None and not isinstance(error, TrainerLost):
             raise error  # it has never run, and says why
-        failure = await self.supervisor.explain(error)
+        failure = await self._supervisor.explain(error)
         pause_seconds = self._failures.failed(failure)
         text = (
             f"{failure.reason.rstrip('.')} (failure {self._failures.count} in a row, at step "
@@ -363,8 +353,8 @@ class Training:
         )
         self._board.enter("restarting", Waiting(WaitCode.TRAINER_FAILED, text))
         self._board.warn(WarningCode.TRAINER_FAILED, f"the trainer failed: {text}")
-        await self.exchanger.close("the trainer failed", 0.0)
-        await self.supervisor.stop()
+        await self._exchanger.close("the trainer failed", 0.0)
+        await self._supervisor.stop()
         if pause_seconds is None:
             reason = self._failures.farewell()
             log.error("trainer.given_up", reason=reason)
@@ -383,11 +373,11 @@ class Training:
     def leave_seconds(self) -> float:
         """How long leaving may take: a save waits for the end of a step, and may be of
         gigabytes."""
-        if self.ready is None:
+        if self._state.ready is None:
             return LEAVE_DEADLINE
-        guess = SAVED_BYTES * self.ready.parameters / DISK_RATE
+        guess = SAVED_BYTES * self._state.ready.parameters / DISK_RATE
         saving = guess if self._save_seconds is None else self._save_seconds
-        step = self.exchanger.peer.budget.step_seconds
+        step = self._exchanger.peer.budget.step_seconds
         return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (step + saving))
 
     async def conclude(self, patience: float | None = None, evaluates: bool = True) -> None:
@@ -398,19 +388,19 @@ class Training:
         """
         ending = "saving, and ending the exchanges that are under way"
         self._board.enter("finishing", Waiting(WaitCode.LEAVING, ending))
-        applied = self.exchanger.history.outcomes[Outcome.APPLIED]
-        await asyncio.gather(self._save(), self.exchanger.close("the node leaves", patience))
-        if self.exchanger.history.outcomes[Outcome.APPLIED] > applied:
+        applied = self._exchanger.history.outcomes[Outcome.APPLIED]
+        await asyncio.gather(self._save(), self._exchanger.close("the node leaves", patience))
+        if self._exchanger.history.outcomes[Outcome.APPLIED] > applied:
             await self._save()
         if evaluates:
             with suppress(TrainerError):
-                await self.supervisor.trainer.ask(Evaluate())
+                await self._supervisor.trainer.ask(Evaluate())
 
     async def _save(self) -> None:
         """Stop stepping, and write a checkpoint."""
         try:
-            await self.supervisor.train(False)
-            saved = await self.supervisor.trainer.ask(Save())
+            await self._supervisor.train(False)
+            saved = await self._supervisor.trainer.ask(Save())
             self._board.checkpoint = CheckpointStatus(step=saved.swarm_step, path=saved.path)
             # It takes its last steps after its last word on them.
             self._board.advance(swarm_step=saved.swarm_step, steps=saved.steps, tokens=saved.tokens)

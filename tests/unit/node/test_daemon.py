@@ -27,7 +27,7 @@ async def test_what_a_run_needs_of_its_owner_is_told_before_anything_is_download
     class Entered:
         """A place in a swarm that has this run."""
 
-        is_open, rejoin = False, None
+        discovery = rejoin = None
 
         def __init__(self, *_: Any) -> None: ...
 

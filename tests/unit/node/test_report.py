@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from lowcomm_node.node.ipc import FailureKind
-from lowcomm_node.node.report import View, report
+from lowcomm_node.node.report import NodeState, report
 from lowcomm_node.node.supervisor import Failure
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold, Rule
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import Board
 from lowcomm_node.status.model import to_json
-from lowcomm_protocol.errors import Refusals
+
+SETTINGS = NodeSettings(home=Path("/home/nobody"))
 
 
-def view(**known: Any) -> View:
+def view(**known: Any) -> NodeState:
     """A node that has only just begun, but for what is known."""
     supervisor = SimpleNamespace(
         pid=None,
@@ -31,10 +32,11 @@ def view(**known: Any) -> View:
     )
     usual: dict[str, Any] = {
         "availability": SimpleNamespace(hold=None, schedule=None),
-        "peer_id": "me", "began": 0.0, "leaving": None, "board": Board(), "supervisor": supervisor,
-        "allowance": Allowance(NodeSettings(home=Path("/home/nobody"))), "refusals": Refusals(),
+        "peer_id": "me", "departure": SimpleNamespace(left=None), "board": Board(),
+        "supervisor": supervisor,
+        "settings": SETTINGS, "allowance": Allowance(SETTINGS),
     }  # fmt: skip
-    return View(**usual | known)
+    return NodeState(**usual | known)
 
 
 def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
