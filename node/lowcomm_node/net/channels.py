@@ -13,7 +13,7 @@ from lowcomm_node.net.limits import PeerLimit
 from lowcomm_node.net.peer_channel import Dialer, PeerChannel
 from lowcomm_node.net.ping import measure_channel
 from lowcomm_node.net.pipe import Pipes, name_tunnel
-from lowcomm_node.net.routes import PeerRoute, Route, RouteSpeed
+from lowcomm_node.net.routes import PeerRoute, RouteSpeed
 from lowcomm_node.net.server import Options
 from lowcomm_node.net.stream import SWAP, read_frame, write_frame
 from lowcomm_node.net.targets import Targets
@@ -80,14 +80,15 @@ class Channels:
 
     async def ping(self, peer: PeerInfo, bandwidth: Bandwidth) -> list[RouteSpeed]:
         """Latency and rate of each route to a peer, measured in turn beside the calls under way."""
-        peer_channel = PeerChannel(peer, self.dialer)
-        try:
-            return [
-                await self._ping_over(peer_channel, route, peer.peer_id, bandwidth)
-                for route in self.dialer.routes
-            ]
-        finally:
-            await peer_channel.close()
+        peer_channel, found = PeerChannel(peer, self.dialer), list[RouteSpeed]()
+        for route in self.dialer.routes:
+            try:
+                async with peer_channel.apart(route) as (channel, name):
+                    speed = await measure_channel(channel, self.metadata(peer.peer_id), bandwidth)
+                found.append(replace(speed, route=name))
+            except LowcommError as error:
+                found.append(RouteSpeed(route=route.value, reason=str(error)))
+        return found
 
     async def forget(self, peer_id: str) -> None:
         """Drop a channel with no open route and no call, so that it keeps no place in the limit."""
@@ -138,16 +139,6 @@ class Channels:
         peer_channel = self._peers.pop(peer_id)
         self._peer_limit.leave(peer_id)
         await peer_channel.close()
-
-    async def _ping_over(
-        self, peer_channel: PeerChannel, route: Route, peer_id: str, bandwidth: Bandwidth
-    ) -> RouteSpeed:
-        try:
-            async with peer_channel.apart(route) as (channel, name):
-                speed = await measure_channel(channel, self.metadata(peer_id), bandwidth)
-        except LowcommError as error:
-            return RouteSpeed(route=route.value, reason=str(error))
-        return RouteSpeed(route=name, round_trip=speed.round_trip, up=speed.up, down=speed.down)
 
 
 def stub_of(channel: aio.Channel) -> Any:

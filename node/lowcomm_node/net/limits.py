@@ -20,12 +20,9 @@ MAX_CALLS_PER_PEER = 8
 UNBOUND = 1 << 40
 """For all callers together: with a bound there, a few could lock out everybody."""
 CALLS = Allowed(each=1200, all=UNBOUND, seconds=60.0)
-"""Of one peer. A small model on a fast machine exchanges a few times a second; usual is a few times
-a minute."""
+"""Of one peer. A small model on a fast machine exchanges a few times a second."""
 OF_ADDRESS = Allowed(each=4800, all=UNBOUND, seconds=60.0)
-"""Of all peers of one IPv4 address, /64 of IPv6, or relay: four peers at their limit, or eighty
-that call once a second. Identities are free, so without this limit an address could call without
-bound."""
+"""Of all peers of one IPv4 address, /64 of IPv6, or relay, since identities are free."""
 MAX_CALLS = 128
 """Of all peers at once. Each may have an unread window (bandwidth.py), which bounds the memory that
 others can fill."""
@@ -55,9 +52,8 @@ class RateLimits:
     def refuses_place(self, place: str, now: float) -> str | None:
         """Why calls from an address, or from a peer that libp2p authenticated, are refused unread;
         or None."""
-        if self._bad.has(prefixes_of(place)[0], 1, now):
-            return None
-        return "too many calls without a good credential came from there: call again in a minute"
+        why = "too many calls without a good credential came from there: call again in a minute"
+        return None if self._bad.has(prefixes_of(place)[0], 1, now) else why
 
     def bad(self, place: str, now: float) -> None:
         """Count a call without a valid credential."""
@@ -100,13 +96,7 @@ class RateLimits:
             yield
         finally:
             self._shares.give_back(place)
-            self._open[peer] -= 1
-            if not self._open[peer]:
-                del self._open[peer]
-
-
-async def _nothing() -> bool:
-    return False
+            self._open -= Counter([peer])
 
 
 class PeerLimit:
@@ -124,7 +114,7 @@ class PeerLimit:
         self._shares = Shares()
         self._calling: Counter[tuple[str, str]] = Counter()
         """Calls under way, by peer and address."""
-        self.make_room: Callable[[], Awaitable[bool]] = _nothing
+        self.make_room: Callable[[], Awaitable[bool]] | None = None
         """Closes an idle connection; returns whether there was one."""
         self.turned_away = 0
         """How often there was no room for a peer, in either direction."""
@@ -154,7 +144,7 @@ class PeerLimit:
             free = self.most - len(self._held)
             if free > 0 and (place is None or self._shares.has_room(place, free)):
                 return True
-            if free > 0 or not await self.make_room():
+            if free > 0 or self.make_room is None or not await self.make_room():
                 self.turned_away += 1
                 return False
         return True
@@ -165,9 +155,7 @@ class PeerLimit:
 
     def leave(self, peer: str) -> None:
         """The counterpart of ``join``."""
-        self._held[peer] -= 1
-        if not self._held[peer]:
-            del self._held[peer]
+        self._held -= Counter([peer])
 
     @contextmanager
     def with_(self, peer: str, place: str = "") -> Iterator[None]:
@@ -180,8 +168,7 @@ class PeerLimit:
         try:
             yield
         finally:
-            self._calling[caller] -= 1
-            if not self._calling[caller]:
-                del self._calling[caller]
+            self._calling -= Counter([caller])
+            if caller not in self._calling:
                 self._shares.give_back(place)
             self.leave(peer)

@@ -12,7 +12,6 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from statistics import median
 from time import monotonic
 from typing import Any
@@ -22,6 +21,7 @@ from grpc import aio
 
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.net.bandwidth import Bandwidth
+from lowcomm_node.net.routes import RouteSpeed
 from lowcomm_node.net.stream import explain
 from lowcomm_node.system.quota import Allowed, Quota, prefixes_of
 from lowcomm_protocol.errors import in_words
@@ -51,17 +51,6 @@ OVERHEAD = 256
 """Bytes that any ping counts as beside its content: an empty one is not free."""
 _CONTENT = secrets.token_bytes(PIECE)
 """Random, so that nothing on the way can compress it."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The latency and rates of a line."""
-
-    round_trip: float
-    """Seconds, the median of several."""
-    up: float
-    """Bytes a second to the other end."""
-    down: float
 
 
 def match_peer(text: str, peers: Iterable[PeerInfo]) -> PeerInfo:
@@ -163,7 +152,7 @@ class PingCall:
         self._bandwidth = bandwidth
         self._clock = clock
 
-    async def measure(self) -> Speed:
+    async def measure(self) -> RouteSpeed:
         """Latency, then each direction by itself."""
         samples = list[float]()
         for _ in range(SAMPLES):
@@ -172,7 +161,8 @@ class PingCall:
             await self._receive(0)
             samples.append(self._clock() - began)
         up = await self._rate(pb.Ping(content=_CONTENT))
-        return Speed(median(samples), up, await self._rate(pb.Ping(wanted=PIECE)))
+        down = await self._rate(pb.Ping(wanted=PIECE))
+        return RouteSpeed(route="", round_trip=median(samples), up=up, down=down)
 
     async def _rate(self, ping: pb.Ping) -> float:
         """Bytes a second of the contents of many such pings."""
@@ -238,7 +228,7 @@ class PingCall:
 
 async def measure_channel(
     channel: aio.Channel, metadata: tuple[tuple[str, bytes], ...], bandwidth: Bandwidth
-) -> Speed:
+) -> RouteSpeed:
     """Latency and rates over a connected channel. Raises LinkLost, ProtocolViolation."""
     call = ExchangeStub(channel).Ping(metadata=metadata, timeout=CALL_SECONDS)
     try:

@@ -4,9 +4,8 @@
     through a pipe libp2p has proven it; our end of the pipe names the caller by its unix socket
     then           limits by address and peer, and the handler of the node
 
-To gRPC each method takes a stream, even if the caller sends one request. On the wire that is the
-same, and gRPC hands the call over when it begins. With unary methods gRPC itself would hold the
-requests of unauthenticated callers as they trickle in.
+To gRPC each method takes a stream: on the wire that is the same, and gRPC hands the call over when
+it begins. With unary methods it would hold the requests of unauthenticated callers.
 """
 
 import asyncio
@@ -46,8 +45,7 @@ SERVICE = "lowcomm.v1.Exchange"
 REQUEST_DEADLINE = 10.0
 """Seconds for the request of a call that has only one."""
 HANDSHAKE_SECONDS = 15.0
-"""For TLS and the HTTP/2 preface. gRPC's default of two minutes would let unauthenticated callers
-hold many connections."""
+"""For TLS and the HTTP/2 preface; gRPC's default is two minutes."""
 IDLE_SECONDS = 900.0
 """A connection without calls is closed after this time."""
 AGE_SECONDS, AGE_GRACE_SECONDS = 3600.0, 1800.0
@@ -231,22 +229,20 @@ class ExchangeService:
 
     async def _authenticate(self, context: Any, origin: _Origin) -> str:
         """The admitted peer that calls, within its limits; otherwise the call is aborted."""
-        now = monotonic()
-        if (words := self._rate_limits.refuses_place(origin.accused, now)) is not None:
-            await self._turn_away(context, words)
-        try:
-            peer = self._caller(context, origin)
-        except LowcommError as error:
-            self._rate_limits.bad(origin.accused, now)
-            await _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-        if (words := self._rate_limits.refuses(peer, now, origin.place)) is not None:
-            await self._turn_away(context, words)
+        now, peer = monotonic(), ""
+        words = self._rate_limits.refuses_place(origin.accused, now)
+        if words is None:
+            try:
+                peer = self._caller(context, origin)
+            except LowcommError as error:
+                self._rate_limits.bad(origin.accused, now)
+                await _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+            words = self._rate_limits.refuses(peer, now, origin.place)
+        if words is not None:
+            self._refusals.count(What.CALL, Reason.TOO_MANY)
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         self.on_caller(peer)
         return peer
-
-    async def _turn_away(self, context: Any, words: str) -> None:
-        self._refusals.count(What.CALL, Reason.TOO_MANY)
-        await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, words)
 
     def _origin(self, context: Any) -> _Origin:
         """The kernel names the source of a connection, so no caller can claim another one."""

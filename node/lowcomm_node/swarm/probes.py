@@ -209,9 +209,7 @@ class Prober:
         except (LowcommError, TimeoutError) as error:
             log.debug("probe.ended", peer=stream.peer_id, reason=str(error) or "took too long")
         finally:
-            self._open[caller] -= 1
-            if not self._open[caller]:
-                del self._open[caller]
+            self._open -= Counter([caller])
             with suppress(OSError):
                 stream.socket.close()
 
