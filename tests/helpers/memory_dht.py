@@ -91,10 +91,7 @@ class MemoryDiscovery:
     async def find_neighbours(self) -> None:
         pass
 
-    async def revive(self) -> bool:
-        return True
-
-    async def restart(self) -> bool:
+    async def revive(self, restart: bool = False) -> bool:
         return True
 
     async def connected_peers(self) -> frozenset[str]:

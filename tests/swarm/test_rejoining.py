@@ -52,7 +52,7 @@ async def test_a_fresh_p2pd_listens_where_the_old_one_did(dht: Dht) -> None:
     )
     before = ada.addresses()
     assert len(before) >= 2
-    assert await ada.restart()
+    assert await ada.revive(restart=True)
     assert ada.addresses() == before
     doors = {door.peer_id: door.addresses()}
     assert (await ada.knock(doors))[door.peer_id].reason is None

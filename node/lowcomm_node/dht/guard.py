@@ -12,9 +12,9 @@ can dial us:
 - an answer that claims never to expire ends the search for better ones
     -> the claim is recomputed from the records
 - any number of records, of any size
-    -> at most MAX_KEYS keys, MAX_KEY_BYTES for each, MAX_BYTES for all, and one address has at most
-       1 / SHARE of each. A peer that has answered us comes first: it is not counted by address, and
-       takes the place of the newest record of a peer that has not
+    -> at most MAX_KEYS keys, MAX_KEY_BYTES for each, MAX_BYTES for all, and 1 / SHARE of each for
+       one address. A peer that has answered us is not counted by address, and takes the place of
+       the newest record of a peer that has not
 - an older record over a newer one
     -> the order of the signer decides
 - any place in the DHT, such as next to a key
@@ -193,15 +193,11 @@ class OwnRecords(RecordValidatorBase):
         now = time()
         if len(record.value) > MAX_VALUE + 64 or len(record.subkey) > MAX_SUBKEY:
             return self._refuse(Reason.TOO_LARGE)  # before anything is unpacked
-        if not now < record.expiration_time <= now + MAX_LIFE + CLOCK_SLACK:
-            return self._refuse(
-                Reason.EXPIRED if record.expiration_time <= now else Reason.LIVES_TOO_LONG
-            )
+        if record.expiration_time <= now:
+            return self._refuse(Reason.EXPIRED)
         try:
-            subkey, value = (
-                MSGPackSerializer.loads(record.subkey),
-                MSGPackSerializer.loads(record.value),
-            )
+            subkey = MSGPackSerializer.loads(record.subkey)
+            value = MSGPackSerializer.loads(record.value)
         except Exception:  # untrusted msgpack and its extension types can raise anything
             return self._refuse(Reason.MALFORMED)
         if not isinstance(subkey, str) or not isinstance(value, bytes):
@@ -209,7 +205,7 @@ class OwnRecords(RecordValidatorBase):
         found = self._provenances.check(value, subkey, now)
         if found is None:
             return False
-        if record.expiration_time > found.expires + CLOCK_SLACK:
+        if not record.expiration_time <= min(found.expires, now + MAX_LIFE) + CLOCK_SLACK:
             return self._refuse(Reason.LIVES_TOO_LONG)
         if DHTID.generate(source=found.key).to_bytes() != record.key:
             return self._refuse(Reason.MISPLACED)
@@ -267,8 +263,8 @@ class BoundedStorage(DHTLocalStorage):
         known = records.get(subkey) if records is not None else None
         if known is not None:
             before = self._provenance(subkey, known.value)
-            kept = before.order if before is not None else -1
-            if order < kept or (order == kept and expiration_time <= known.expiration_time):
+            kept = (before.order if before is not None else -1, known.expiration_time)
+            if (order, expiration_time) <= kept:
                 return False
         self._stored += 1
         if self._stored % SWEEP_EVERY == 0:
@@ -297,10 +293,8 @@ class BoundedStorage(DHTLocalStorage):
 
     def proved(self, key: DHTID) -> frozenset[str]:
         """The signers under a key that stored their record here themselves, or have answered."""
-        entries = self._kept.get(key, {}).values()
-        return frozenset(
-            entry.owner for entry in entries if entry.by_owner or entry.owner in self._answered
-        )
+        kept = self._kept.get(key, {}).values()
+        return frozenset(it.owner for it in kept if it.by_owner or it.owner in self._answered)
 
     def origin(self, key: DHTID, subkey: Any) -> str:
         """The address that a record came from; empty if it is not here, or is ours."""

@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,12 +214,17 @@ class Discovery(DhtRecords):
             await wait_routing(self._p2p)
         return dict(zip(entry_points, knocks, strict=True))
 
-    async def revive(self) -> bool:
-        """Restart p2pd if it has died, and refresh our addresses. Returns whether it works."""
+    async def revive(self, restart: bool = False) -> bool:
+        """Restart p2pd if it has died, and refresh our addresses. Returns whether it works.
+
+        ``restart``: in any case, dropping its connections.
+        """
         try:
             async with self._opening:
-                if self._daemon is None or not self._daemon.running:
+                is_dead = self._daemon is None or not self._daemon.running
+                if is_dead:
                     log.warning("dht.lost", reason="p2pd ended; it is started again")
+                if is_dead or restart:
                     await self._renew()
                 await self._tell_what_is_served()
             await self._reachability.look_at_ourselves()
@@ -227,16 +233,6 @@ class Discovery(DhtRecords):
             log.warning("dht.trouble", reason=str(error))
             return False
         return True
-
-    async def restart(self) -> bool:
-        """Restart p2pd, dropping its connections. Returns as ``revive`` does."""
-        try:
-            async with self._opening:
-                await self._renew()
-        except (NodeError, OSError) as error:
-            log.warning("dht.trouble", reason=str(error))
-            return False
-        return await self.revive()
 
     async def connected_peers(self) -> frozenset[str]:
         """The peers that we are connected to, by proven ids; empty if p2pd can't tell."""
@@ -332,25 +328,23 @@ class Discovery(DhtRecords):
             raise LinkLost("we have left the DHT")
 
     async def _start_daemon(self, listen: Sequence[str]) -> P2pDaemon:
-        def make() -> P2pDaemon:
-            return P2pDaemon(
-                self._key_file,
-                listen,
-                self._reachability.announced,
-                settings.start_deadline,
-                relay=relay,
-                punching=settings.punching,
-                relays=settings.relays,
-            )
-
         settings, relay = self._settings, self._settings.relay
+        make = partial(
+            P2pDaemon,
+            self._key_file,
+            listen,
+            self._reachability.announced,
+            settings.start_deadline,
+            relay=relay,
+            punching=settings.punching,
+            relays=settings.relays,
+        )
         if relay is not None and relay.peers > 0:
             await load_hivemind()
             return await start_as_relay(make, relay)
         daemon = make()
-        starting = asyncio.gather(daemon.start(), load_hivemind())
         try:
-            await starting
+            await asyncio.gather(daemon.start(), load_hivemind())
         except BaseException:
             await daemon.stop()
             raise

@@ -1,9 +1,8 @@
 """Publishes and looks up records through hivemind's node. Records of others are checked on
 arrival.
 
-hivemind's own ``get`` and ``store`` search each time, and each answer to such a search carries all
-records under the key. We search for names alone, seldom, and between two searches ask or store at
-the keepers that the last one has found:
+hivemind's own ``get`` and ``store`` search each time, and each answer carries all records under the
+key. We search for names alone, seldom, and otherwise ask or store at the keepers found last:
 
     search ──► look: all keepers ──► look: two ──► look: two others ──► ... ──► LOOKS-th: search
       ▲                                   │
@@ -13,6 +12,7 @@ the keepers that the last one has found:
 import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic, time
 from typing import Any
 
@@ -158,9 +158,9 @@ class DhtRecords:
 
     def _newest(self, answers: Sequence[Mapping[Any, Any]], key: str, subkey: str) -> bytes | None:
         """The newest valid value of a subkey."""
-        checked = (self._checked(answer, key, subkey) for answer in answers)
-        held = [entry for entry in checked if entry is not None]
-        return unpack(max(held)[1]) if held else None
+        held = filter(None, (self._checked(answer, key, subkey) for answer in answers))
+        _, newest = max(held, default=(0, None))
+        return unpack(newest) if newest is not None else None
 
     def _checked(
         self, answer: Mapping[Any, Any], key: str, subkey: str
@@ -205,8 +205,8 @@ class DhtRecords:
         if near is None:
             return None
         before = self._searched.pop(key, None)
-        answering = [(place, peer) for place, peer in near.items() if peer not in node.blacklist]
-        answering = answering[:REPLICAS]
+        known = ((place, peer) for place, peer in near.items() if peer not in node.blacklist)
+        answering = list(islice(known, REPLICAS))
         found = _Found(
             keepers=tuple(peer for place, peer in answering if place != node.node_id),
             ours=any(place == node.node_id for place, _ in answering),
@@ -239,17 +239,14 @@ class DhtRecords:
         """Store a record at its keepers: whether each took it; None: it did not answer."""
         if found is None:
             return []
-        arguments = [place_of_key(key)], [stored], [expires]
-        answers = await asyncio.gather(
-            *(
-                self._call("call_store", peer, *arguments, subkeys=[subkey])
-                for peer in found.keepers
-            )
-        )
+        place, options = place_of_key(key), {"subkeys": [subkey]}
+        record = [place], [stored], [expires]
+        calls = (self._call("call_store", peer, *record, **options) for peer in found.keepers)
+        answers = await asyncio.gather(*calls)
         took = [bool(answer[0]) if answer else None for answer in answers]
         if found.ours and self.node is not None:
             storage = self.node.protocol.storage
-            took.append(storage.store_subkey(place_of_key(key), subkey, stored, expires))
+            took.append(storage.store_subkey(place, subkey, stored, expires))
         return took
 
     async def _find_at(self, peer: Any, key: str) -> dict[Any, Any] | None:

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
@@ -470,17 +470,6 @@ def torch_sees_gpus() -> bool:
         return False
 
 
-CHECKS: tuple[Check, ...] = (
-    node,
-    dht,
-    proxy,
-    clock,
-    nat,
-    outside,
-    udp,
-    routes,
-    disk,
-    memory,
-    gpu,
-)
+CHECKS: Sequence[Check]
+CHECKS = (node, dht, proxy, clock, nat, outside, udp, routes, disk, memory, gpu)
 """In the order in which findings are read."""

@@ -129,7 +129,7 @@ class Rejoin(Watchdog):
         plan = self.plan(isolated)
         if plan.restart:
             log.info("dht.restart", reason=self.reason)
-            await self._discovery.restart()
+            await self._discovery.revive(restart=True)
             self.restarted()
             return 0.1
         if plan.knock:

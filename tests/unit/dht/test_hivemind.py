@@ -233,9 +233,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_there_are_never_two_p2pds_and_none_after_the_end(peer: Peer, started: Any) -> None:
     await peer.start()
-    assert all(await asyncio.gather(*(peer.restart() for _ in range(3)), peer.revive()))
+    reviving = (peer.revive(restart) for restart in (True, True, True, False))
+    assert all(await asyncio.gather(*reviving))
     assert (Daemon.there, Daemon.most) == (1, 1)
-    renewing = asyncio.create_task(peer.restart())
+    renewing = asyncio.create_task(peer.revive(restart=True))
     await asyncio.sleep(0)
     await peer.close()
     assert not await renewing
