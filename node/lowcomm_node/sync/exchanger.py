@@ -302,7 +302,7 @@ class Exchanger:
     @property
     def hindrance(self) -> str | None:
         """Why no exchange can begin within the limits of our owner; None if one can."""
-        needs = self.peer.hindrance(monotonic())
+        needs = self.peer.budget.hindrance(monotonic())
         return needs and hindrance_in_words(needs, self.peer.budget.deadlines.longest)
 
     @property

@@ -10,7 +10,7 @@ Both ends send their sum in their offers, and both add the larger to their deadl
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, inf
 from statistics import median
@@ -22,12 +22,21 @@ from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.peers.trust import MAX_PEERS
 
 MEASUREMENTS = 16
-"""Measurements that count."""
+"""Measurements of one quantity that count."""
 LIFE = 600.0
 """Seconds after which one is forgotten: a bad moment must not keep exchanges from ever being tried
 again."""
 STEPS = 8
-"""The longest of so many last steps is what a capture may wait for."""
+"""A capture may wait for as long as the longest of the last steps took."""
+SLACK = 1.5
+"""Times as long as contents take at the allowed rates: other exchanges begin meanwhile."""
+FIRST_DEADLINE = 30.0
+"""Seconds for an exchange beyond what both ends need, until one has gone well."""
+FIRST_USUAL = 5.0
+"""Seconds that an exchange is taken to last beyond what we need, until one has gone well; a peer
+gets as much where nothing is known of it."""
+FIRST_RATE = 250_000
+"""Bytes a second that a line is taken to carry until one is measured: 2 Mbit/s."""
 
 
 class Recent:
@@ -48,36 +57,25 @@ class Recent:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What one exchange needs; whole seconds are told."""
+    """Seconds that one exchange needs."""
 
     limits: int = 0
     step: float = 0.0
     work: float = 0.0
     line: float = 0.0
     streams: int = 1
-    """How many share the link."""
+    """How many share the line."""
 
     @property
     def least(self) -> int:
         """What it takes in any case: an exchange that may not take so long is not begun."""
         return self.limits + int(self.step)
 
-    def told(self, longest: float) -> int:
-        """What an offer tells. What was only measured makes no exchange too long to be begun."""
-        return max(
-            self.least, min(int(longest), self.limits + int(self.step + self.work + self.line))
-        )
-
-
-SLACK = 1.5
-"""Times as long as contents take at the allowed rates: other exchanges begin meanwhile."""
-FIRST_DEADLINE = 30.0
-"""Seconds for an exchange beyond what both ends need, until one has gone well that could tell."""
-FIRST_USUAL = 5.0
-"""Seconds that an exchange is taken to last beyond what we need, until one has gone well; a peer
-gets as much where nothing is known of it."""
-FIRST_RATE = 250_000
-"""Bytes a second that a line is taken to carry until one is measured: 2 Mbit/s."""
+    def offered(self, longest: float) -> int:
+        """Whole seconds for an offer. What was only measured makes no exchange too long to
+        begin."""
+        most = self.limits + int(self.step + self.work + self.line)
+        return max(self.least, min(int(longest), most))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,75 +86,58 @@ class Deadlines:
     """An exchange may take so long, as the owner says."""
     first: float = FIRST_DEADLINE
     hello: float = HELLO_DEADLINE
-    learns: bool = True
-    """Whether exchanges that went well shorten the deadline."""
     alone_first: bool = True
-    """Whether only one exchange is under way until the first ones have told how fast the line
+    """Whether only one exchange is under way until the first ones have shown how fast the line
     is."""
 
 
 class Budget:
-    """What exchanges need and may take."""
+    """Time and memory of the exchanges of one peer."""
 
-    def __init__(self, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        deadlines: Deadlines,
+        kind: ExchangeKind | None,
+        position: Position,
+        around: PeerView,
+        running: Mapping[int, Underway],
+    ) -> None:
+        """``running``: exchanges under way, by fragment."""
         self.deadlines = deadlines
+        self.closing: set[int] = set()
+        """Exchanges that are over, and whose memory is not free yet."""
         self.pace: deque[float] = deque(maxlen=STEPS)
         """Seconds of the last inner steps."""
         self.work = Recent()
-        """Seconds that the trainer took for an exchange."""
         self.rates = Recent()
-        """Bytes a second at which contents came, the slowest of each exchange."""
         self.lines = Recent()
-        """Seconds that contents took one way, of each exchange."""
         self.shares = Recent()
-        """Bytes that exchanges carried one way, in those that they might have carried."""
+        """Of the last exchanges, as in `Measured`."""
         self.durations: deque[float] = deque(maxlen=16)
         """Seconds after which the last exchanges that were applied had all they needed."""
+        self._kind, self._position, self._around = kind, position, around
+        self._running = running
         self._took: OrderedDict[str, float] = OrderedDict()
-        """Seconds after which the contribution of each peer had come, the last time that one was
-        applied."""
+        """Seconds after which the last applied contribution of each peer had come."""
         self._too_long: Needs | None = None
-        """Of the exchange that was not begun of late, as it would take too long."""
+        """Of the last exchange that was not begun because it would take too long."""
+
+    # what was measured
 
     def measured(self, measured: Measured, now: float) -> None:
         """Learn from an exchange, a failed one too: the next ones then get as long as it takes."""
         if measured.work:
             self.work.add(measured.work, now)
-        if measured.rate is not None:
-            self.rates.add(measured.rate, now)
-        if measured.line is not None:
-            self.lines.add(measured.line, now)
-        if measured.share is not None:
-            self.shares.add(measured.share, now)
+        found = (measured.rate, self.rates), (measured.line, self.lines)
+        for value, recent in (*found, (measured.share, self.shares)):
+            if value is not None:
+                recent.add(value, now)
 
     def came(self, line: float | None, now: float) -> None:
         """Learn how fast the line is from the first content that has come, so that other exchanges
         need not wait for the end of its own."""
         if line is not None and self.lines.usual(now) is None:
             self.lines.add(line, now)
-
-    def bytes_of(self, most: int, now: float) -> int:
-        """Bytes that an exchange carries one way, of ``most`` that it might carry."""
-        share = self.shares.usual(now)
-        return most if share is None else max(1, ceil(share * most))
-
-    def at_once(self, now: float) -> float:
-        """How many exchanges fill the line: while one is on it, as many others are coded, decoded
-        or wait for a step, and one waits for the line of its partner. More of them would only share
-        it, and all end late."""
-        line = self.lines.usual(now)
-        if line is None:
-            is_known = self.durations or not self.deadlines.alone_first
-            return inf if is_known else 1
-        rest = 2 * ((self.work.usual(now) or 0.0) + self.step_seconds)
-        return inf if line <= 0.0 else 1 + ceil((line + rest) / line)
-
-    @property
-    def step_seconds(self) -> float:
-        """How long a capture may wait for the end of a step; 0 while there was none."""
-        # Not the median: a capture that waits for the slow step of several must not miss the
-        # deadline.
-        return max(self.pace, default=0.0)
 
     def took(self, peer: str, seconds: float) -> None:
         """Learn after which time the contribution of a peer had come; it was applied."""
@@ -165,54 +146,36 @@ class Budget:
         if len(self._took) > MAX_PEERS:
             self._took.popitem(last=False)
 
-    def usual(self, peer: str, needs: float) -> float:
-        """Seconds after which an exchange with a peer takes longer than it should; ``needs``:
-        those that we need ourselves, which tell it before any exchange has."""
-        seconds = median(self.durations) if self.durations else FIRST_USUAL + needs
-        return 0.5 + 2 * max(seconds, self._took.get(peer, 0.0))
-
-    def granted(self, peer: str, asked: float) -> float:
-        """Seconds that a peer gets, of those that it asks for: as a claim costs nothing, no more
-        than it was seen to need."""
-        return min(asked, max(FIRST_USUAL, 2 * self._took.get(peer, 0.0)))
+    @property
+    def step_seconds(self) -> float:
+        """How long a capture may wait for the end of a step; 0 while there was none."""
+        # Not the median: a capture that waits for the slow step of several must not miss the
+        # deadline.
+        return max(self.pace, default=0.0)
 
     @property
     def mean_step_seconds(self) -> float:
         """Mean seconds of the last inner steps; 0 while there was none."""
         return sum(self.pace) / len(self.pace) if self.pace else 0.0
 
-    @property
-    def deadline(self) -> float:
-        """Seconds that an exchange may take: learned from the good ones, at most ``longest``."""
-        usual = self.deadlines.first
-        if self.durations and self.deadlines.learns:
-            # Far above the usual, as an exchange that is cut short has sent its bytes in vain. The
-            # constant counts where exchanges take less than a few seconds.
-            usual = 10.0 + 4 * median(self.durations)
-        return min(self.deadlines.longest, usual)
+    # how long an exchange takes, and may take
 
-    def deadline_for(self, seconds: float, size: int, now: float) -> float:
-        """The same where a member needs so many seconds, as its offer tells, for an exchange that
-        carries ``size`` bytes one way."""
-        return min(self.deadlines.longest, self.deadline + self.needed(seconds, size, now))
+    def bytes_of(self, fragment: int, now: float) -> int:
+        """Bytes that an exchange of a fragment carries one way."""
+        assert self._position.ready is not None
+        assert self._kind is not None
+        return self.bytes_in(self._kind.contents * self._position.ready.sizes[fragment][1], now)
 
-    def needed(self, seconds: float, size: int, now: float) -> float:
-        """The seconds that a member needs, as far as it can know that."""
-        # No offer tells of it: a peer whose deadlines are short would refuse a guess.
-        return max(seconds, size // FIRST_RATE) if self.rates.usual(now) is None else seconds
+    def bytes_in(self, most: int, now: float) -> int:
+        """The same, of ``most`` that it might carry."""
+        share = self.shares.usual(now)
+        return most if share is None else max(1, ceil(share * most))
 
-    def excess(self, seconds: float) -> str | None:
-        """Why a peer that needs so many seconds can't take part; None if it can."""
-        if seconds <= self.deadlines.longest:
-            return None
-        return (
-            f"needs {seconds} s for its steps and contents, where an exchange may take "
-            f"{self.deadlines.longest:.0f} s"
-        )
-
-    def needs(self, size: int, at_limits: float, streams: int, now: float) -> Needs:
-        """What an exchange of so many bytes needs; ``at_limits``: seconds at the owner's limits."""
-        allowed, rate = ceil(SLACK * at_limits), self.rates.usual(now)
+    def needs(self, fragment: int, now: float, streams: int = 1) -> Needs:
+        """What an exchange of a fragment needs while ``streams`` share the line."""
+        size = self.bytes_of(fragment, now)
+        allowed = ceil(SLACK * self._around.transfer_seconds(size, streams))
+        rate = self.rates.usual(now)
         return Needs(
             limits=allowed,
             step=self.step_seconds,
@@ -223,83 +186,91 @@ class Budget:
             streams=streams,
         )
 
+    def needs_now(self, fragment: int, now: float) -> Needs:
+        """What it needs beside those that run."""
+        return self.needs(fragment, now, len({*self._running, fragment}) + self._around.sharing())
+
+    def hindrance(self, now: float) -> Needs | None:
+        """What keeps an exchange of some fragment, or the last that was not begun, from being begun
+        within the owner's limits; None if all can."""
+        if self._position.ready is None or self._kind is None:
+            return None
+        needs = [self.needs(fragment, now) for fragment in range(len(self._position.schedule))]
+        most = max([*needs, self._too_long or Needs()], key=lambda one: one.least)
+        return most if most.least > self.deadlines.longest else None
+
     def allows(self, needs: Needs) -> bool:
         """Whether to begin an exchange: one that takes too long could only fail."""
         is_too_long = needs.least > self.deadlines.longest
         self._too_long = needs if is_too_long else None
         return not is_too_long
 
-    def hindrance(self, each: Iterable[Needs]) -> Needs | None:
-        """What keeps one of these exchanges, or the last that was not begun, from being begun
-        within ``longest``; None if all can."""
-        needs = [*each, *([self._too_long] if self._too_long is not None else [])]
-        most = max(needs, key=lambda one: one.least)
-        return most if most.least > self.deadlines.longest else None
-
-
-class Room:
-    """Room for exchanges beside those that run."""
-
-    def __init__(
-        self,
-        kind: ExchangeKind | None,
-        budget: Budget,
-        position: Position,
-        around: PeerView,
-        running: Mapping[int, Underway],
-    ) -> None:
-        """``running``: exchanges under way, by fragment."""
-        self.closing: set[int] = set()
-        """Exchanges that are over, and whose memory is not free yet."""
-        self._kind = kind
-        self._budget = budget
-        self._position = position
-        self._around = around
-        self._running = running
-
     @property
-    def free(self) -> int:
-        """How many exchanges may begin beside those that run."""
-        ready = self._position.ready
-        return (ready.exchanges if ready else 0) - len(self._running)
+    def deadline(self) -> float:
+        """Seconds that an exchange may take: learned from the good ones, at most ``longest``."""
+        usual = self.deadlines.first
+        if self.durations:
+            # Far above the usual, as an exchange that is cut short has sent its bytes in vain. The
+            # constant counts where exchanges take less than a few seconds.
+            usual = 10.0 + 4 * median(self.durations)
+        return min(self.deadlines.longest, usual)
+
+    def deadline_for(self, fragment: int, seconds: float, now: float) -> float:
+        """The same where a member offers to need so many ``seconds``."""
+        needed = self.needed(fragment, seconds, now)
+        return min(self.deadlines.longest, self.deadline + needed)
+
+    def needed(self, fragment: int, seconds: float, now: float) -> float:
+        """The seconds that a member needs, as far as it can know that."""
+        # No offer has this: a peer whose deadlines are short would refuse a guess.
+        at_first = self.bytes_of(fragment, now) // FIRST_RATE
+        return max(seconds, at_first) if self.rates.usual(now) is None else seconds
+
+    def usual(self, peer: str, needs: float) -> float:
+        """Seconds after which an exchange with a peer takes longer than it should; ``needs``:
+        those that we need ourselves, which count before any exchange has been applied."""
+        seconds = median(self.durations) if self.durations else FIRST_USUAL + needs
+        return 0.5 + 2 * max(seconds, self._took.get(peer, 0.0))
+
+    def granted(self, peer: str, asked: float) -> float:
+        """Seconds that a peer gets, of those that it asks for: as a claim costs nothing, no more
+        than it was seen to need."""
+        return min(asked, max(FIRST_USUAL, 2 * self._took.get(peer, 0.0)))
+
+    # what fits beside those that run
 
     @property
     def has_memory(self) -> bool:
         """Whether one more finds memory."""
-        return self.free > len(self.closing)
+        return self._free > len(self.closing)
+
+    @property
+    def _free(self) -> int:
+        ready = self._position.ready
+        return (ready.exchanges if ready else 0) - len(self._running)
 
     def fills_line(self, now: float) -> bool:
-        """Whether those under way take all that the line carries until one is decided."""
+        """Whether those under way take all that the line carries until one is decided.
+
+        While one is on the line, as many others are coded, decoded or wait for a step, and one
+        waits for the line of its partner. More of them would only share it, and all end late.
+        """
         running = self._running.values()
         undecided = sum(one.decided is None and not self.gives_way(one, now) for one in running)
-        return undecided >= self._budget.at_once(now)
+        line = self.lines.usual(now)
+        if line is None:
+            return undecided >= 1 and not self.durations and self.deadlines.alone_first
+        rest = 2 * ((self.work.usual(now) or 0.0) + self.step_seconds)
+        return undecided >= (inf if line <= 0.0 else 1 + ceil((line + rest) / line))
 
     def gives_way(self, one: Underway, now: float) -> bool:
         """Whether an exchange ends where one of our own is due: one of a pair that a caller began,
         and that takes longer than usual. A group would do without us."""
         if one.call is None or one.kind.all_call or one.decided is not None or one.machine.over:
             return False
-        return now - one.began > self._budget.usual(one.call.peer, one.needs)
+        return now - one.began > self.usual(one.call.peer, one.needs)
 
     def has_place_for(self, place: str) -> bool:
         """Whether a call from an address may begin an exchange: no address takes all."""
         callers = [one.call.place for one in self._running.values() if one.call]
-        return self._around.has_room_for(place, callers, self.free)
-
-    def needs_now(self, fragment: int, now: float) -> Needs:
-        """What an exchange of a fragment needs beside those that run."""
-        streams = len({*self._running, fragment}) + self._around.sharing()
-        return self.needs(fragment, streams, now)
-
-    def needs(self, fragment: int, streams: int, now: float) -> Needs:
-        """What an exchange of a fragment needs while so many share the line."""
-        size = self.bytes_of(fragment, now)
-        seconds = self._around.transfer_seconds(size, streams)
-        return self._budget.needs(size, seconds, streams, now)
-
-    def bytes_of(self, fragment: int, now: float) -> int:
-        """What an exchange of a fragment carries one way."""
-        assert self._position.ready is not None
-        assert self._kind is not None
-        most = self._kind.contents * self._position.ready.sizes[fragment][1]
-        return self._budget.bytes_of(most, now)
+        return self._around.has_room_for(place, callers, self._free)

@@ -2,7 +2,7 @@
 
 ``theta`` fast weights, ``phi`` slow weights, ``delta`` outer momentum, ``D = theta - phi``
 progress, all of one fragment as flat float32 vectors on one device. Means are over the group,
-``gamma`` is ``consensus``. A rule (nesterov.py, noloco.py) moves ``phi`` and ``delta`` by
+``gamma`` is ``consensus``. A rule (rules.py) moves ``phi`` and ``delta`` by
 ``pooled``::
 
     pooled = gain * mean(D) - gamma * (phi - mean(phi))
@@ -249,16 +249,10 @@ def normalized(weights: Sequence[float], count: int) -> list[float]:
 def _check_alike(**vectors: torch.Tensor) -> None:
     """All float32, 1-D, of one length: torch would broadcast or promote what is not, without a
     word."""
-    shape = next(iter(vectors.values())).shape
-    if len(shape) == 1 and all(
-        one.dtype is torch.float32 and one.shape == shape for one in vectors.values()
-    ):
-        return  # at once: it is asked for each piece of a fragment
-    names = list(vectors)
-    numel = vectors[names[0]].numel()
+    first, one = next(iter(vectors.items()))
     for name, vector in vectors.items():
-        if vector.dtype != torch.float32 or vector.shape != (numel,):
+        if vector.dtype is not torch.float32 or vector.dim() != 1 or vector.shape != one.shape:
             raise PlanError(
                 f"{name}: a vector of {vector.dtype} and shape {tuple(vector.shape)} beside "
-                f"{names[0]} with {numel} values: pass float32 of shape ({numel},)"
+                f"{first} with {one.numel()} values: pass float32 of shape ({one.numel()},)"
             )

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from lowcomm_protocol.errors import Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange.budget import Budget, Deadlines, Needs, Room
+from lowcomm_protocol.exchange.budget import Budget, Deadlines
 from lowcomm_protocol.exchange.events import Cause, Effect, Outcome, PeerEvent, PeerView, Stage
 from lowcomm_protocol.exchange.kinds import kind_of
-from lowcomm_protocol.exchange.position import Company, Drift, OwnLine, Position
+from lowcomm_protocol.exchange.position import Drift, OwnLine, Position, RecentPartners
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import (
     Offer,
@@ -62,13 +62,13 @@ class Peer:
         self.own_line = OwnLine()
         self.position = Position(me, spec, run_id, surroundings)
         self.drift = Drift(self.position, surroundings)
-        self.company = Company()
-        self.budget = Budget(deadlines or Deadlines())
+        self.recent = RecentPartners()
         self.open = False
         """Whether we exchange now: training, and not leaving."""
         self.running: dict[int, Underway] = {}
         """By fragment."""
-        self.room = Room(self.kind, self.budget, self.position, surroundings, self.running)
+        where = self.position, surroundings, self.running
+        self.budget = Budget(deadlines or Deadlines(), self.kind, *where)
         self.muted: set[str] = set()
         """Peers that we do not trust, though most others of a group take part with them. So do we,
         but we use no contribution of theirs: else a peer that lies to us alone would part us from
@@ -100,9 +100,9 @@ class Peer:
             case events.TrainerReady():
                 self.position.take_over(event)
                 self.drift.restart()
-                self.company.forget()
+                self.recent.forget()
                 self.budget.pace.clear()
-                self.room.closing.clear()  # they keep to the memory that they began with
+                self.budget.closing.clear()  # they keep to the memory that they began with
             case events.Stepped():
                 self._on_step(event)
             case events.Opened():
@@ -126,7 +126,7 @@ class Peer:
             case events.Tick():
                 self._on_tick()
             case events.Released(exchange=number):
-                self.room.closing.discard(number)
+                self.budget.closing.discard(number)
             case _:
                 one = self.exchange(event.exchange)
                 if one is not None:  # or it was over before
@@ -148,7 +148,7 @@ class Peer:
                 if deed is not None:
                     self._hold(peer, deed, reason)
             case events.Coming(seconds=seconds):
-                most = self._deadline_of(one, one.asked)
+                most = self.budget.deadline_for(one.fragment, one.asked, self._now)
                 self._extend(one, min(seconds * one.kind.contents, most))
             case events.ContentCame(peer=peer, line=line):
                 one.come.setdefault(peer, self._now - one.began)
@@ -179,7 +179,7 @@ class Peer:
         """One of our own waits for the exchange of a caller, which gives way if it takes longer
         than usual."""
         one.due = self._now if one.due is None else one.due
-        if self.room.gives_way(one, self._now):
+        if self.budget.gives_way(one, self._now):
             assert one.call is not None
             if self._now > one.due and one.call.peer not in one.come:
                 self._hold_stall(one, one.call.peer, "kept one of our own waiting", one.due)
@@ -195,15 +195,15 @@ class Peer:
             return  # what others bring would look like lies to us
         # Callers alone, who may be slow on purpose, never keep us from one of our own.
         own = any(one.call is None and one.decided is None for one in self.running.values())
-        if not self.room.has_memory:
-            late = [one for one in self.running.values() if self.room.gives_way(one, self._now)]
-            if late and not self.room.closing:
+        if not self.budget.has_memory:
+            late = [one for one in self.running.values() if self.budget.gives_way(one, self._now)]
+            if late and not self.budget.closing:
                 self._give_way(late[0])
             return  # as many are under way as fit; it stays due
-        if own and self.room.fills_line(self._now):
+        if own and self.budget.fills_line(self._now):
             return
         # It stays due, too. ``hindrance`` tells the owner which limit to raise.
-        if not self.budget.allows(self.room.needs_now(fragment, self._now)):
+        if not self.budget.allows(self.budget.needs_now(fragment, self._now)):
             return
         offer = self._offer(
             fragment, self.position.schedule.round_of(fragment, self.position.swarm_step)
@@ -221,9 +221,8 @@ class Peer:
             offer = replace(offer, slice_digest=slice_digest([self.me, *peers]))
         one = Underway(self._number, self.kind, machine, offer, self._now, call)
         self.running[offer.fragment] = one
-        size = self.room.bytes_of(offer.fragment, self._now)
-        one.needs = self.budget.needed(offer.seconds, size, self._now)
-        one.usual = self._deadline_of(one, offer.seconds)
+        one.needs = self.budget.needed(offer.fragment, offer.seconds, self._now)
+        one.usual = self.budget.deadline_for(offer.fragment, offer.seconds, self._now)
         one.set_timers(self.budget.deadlines.hello, one.usual)
         self._effects.append(events.Began(exchange=one.number))
         if self.spec.sync.consensus == 0:
@@ -250,9 +249,8 @@ class Peer:
         )
 
     def _offer(self, fragment: int, number: int) -> Offer:
-        needs = self.room.needs_now(fragment, self._now)
-        seconds = needs.told(self.budget.deadlines.longest)
-        return self.position.offer(fragment, number, seconds)
+        needs, longest = self.budget.needs_now(fragment, self._now), self.budget.deadlines.longest
+        return self.position.offer(fragment, number, needs.offered(longest))
 
     # room and time
 
@@ -260,23 +258,16 @@ class Peer:
         assert self.kind is not None
         if self.kind.all_call:
             # A group would do without us, and slow weights that must be equal would part.
-            return self.room.has_memory
-        if not self.room.has_memory or self.room.fills_line(self._now):
+            return self.budget.has_memory
+        if not self.budget.has_memory or self.budget.fills_line(self._now):
             return False
-        if self.room.has_place_for(call.place):
+        if self.budget.has_place_for(call.place):
             return True
         # Whom we would call ourselves takes no more than we would give it. The round is ours: a
         # caller could choose one that suits it.
         now = self.position.schedule.round_of(fragment, self.position.swarm_step)
         rounds = (now, now + 1)
         return any(is_first(call.peer, self._candidates(fragment, one)) for one in rounds)
-
-    def hindrance(self, now: float) -> Needs | None:
-        """What keeps exchanges from beginning within the limits of our owner; None if nothing."""
-        if self.position.ready is None or self.kind is None:
-            return None
-        fragments = range(len(self.position.schedule))
-        return self.budget.hindrance(self.room.needs(fragment, 1, now) for fragment in fragments)
 
     def _allow(self, one: Underway, longer: float = 1.0) -> None:
         """Wait as long as the members need, as far as we know that, and within what our owner
@@ -291,16 +282,13 @@ class Peer:
             seconds if peer == caller else self.budget.granted(peer, seconds)
             for peer, seconds in offers.items()
         ]
-        self._extend(one, self._deadline_of(one, longer * max([one.offer.seconds, *granted])))
+        seconds = longer * max([one.offer.seconds, *granted])
+        self._extend(one, self.budget.deadline_for(one.fragment, seconds, self._now))
 
     def _extend(self, one: Underway, deadline: float) -> None:
         # Never shorter: another member may need what was set before.
         if deadline > one.deadline and not one.machine.over:
             one.set_timers(self.budget.deadlines.hello, deadline)
-
-    def _deadline_of(self, one: Underway, seconds: float) -> float:
-        size = self.room.bytes_of(one.fragment, self._now)
-        return self.budget.deadline_for(seconds, size, self._now)
 
     def _on_tick(self) -> None:
         for one in list(self.running.values()):
@@ -478,7 +466,7 @@ class Peer:
         one.muted = frozenset(peer for peer in one.partners if not self.trusts(peer))
         if self.spec.sync.consensus and len(members) == 2:
             (partner,) = one.partners
-            one.apart = self.company.apart(one.fragment, partner)
+            one.apart = self.recent.apart(one.fragment, partner)
         if one.lacking is not None:
             missed = events.Missed(
                 receivers=one.lacking.receivers(self.me),
@@ -491,8 +479,8 @@ class Peer:
             self._allow(one, longer)
         if one.realign:  # in fp32, which takes longer
             ready = self.position.ready
-            usual = self.budget.bytes_of(ready.sizes[one.fragment][1], self._now)
-            larger = ready.realign_sizes[one.fragment] / usual
+            most = ready.sizes[one.fragment][1]
+            larger = ready.realign_sizes[one.fragment] / self.budget.bytes_in(most, self._now)
             self._allow(one, larger)
         self._hurry(one)
 
@@ -505,7 +493,7 @@ class Peer:
                 one.set_timers(min(usual, self.budget.deadlines.hello), deadline)
 
     def _on_answer(self, one: Underway, peer: str, accepted: events.Accepted) -> None:
-        theirs, ours = accepted.offer, one.offer
+        theirs, ours, longest = accepted.offer, one.offer, self.budget.deadlines.longest
         one.calling.discard(peer)
         lost: events.Lost | None = None
         # An honest peer refuses an offer that it can't take as it stands.
@@ -518,8 +506,10 @@ class Peer:
             why = f"claims swarm step {theirs.swarm_step}, which nobody else supports"
             cause = Refusal.IMPLAUSIBLE_STEP
             lost = events.Lost(peer=peer, reason=why, cause=cause, stands=True)
-        elif (excess := self.budget.excess(theirs.seconds)) is not None:
-            lost = events.Lost(peer=peer, reason=excess, cause=Refusal.TOO_SLOW)
+        elif theirs.seconds > longest:
+            why = f"needs {theirs.seconds} s for its steps and contents, where an exchange may "
+            why += f"take {longest:.0f} s"
+            lost = events.Lost(peer=peer, reason=why, cause=Refusal.TOO_SLOW)
         if lost is not None:
             self._on_lost(one, lost)
             return
@@ -556,7 +546,7 @@ class Peer:
             if peer in one.come:
                 self.budget.took(peer, one.come[peer])
         if len(one.partners) == 1:
-            self.company.merged(one.fragment, one.partners[0], merged.steps)
+            self.recent.merged(one.fragment, one.partners[0], merged.steps)
         took = one.lacking if one.lacks(self.me) else None
         self.position.merged(one.fragment, merged, one.realign, took)
         if not one.stalled:  # or who stalls would teach us to wait for it
@@ -577,7 +567,7 @@ class Peer:
         if outcome is not Outcome.APPLIED and one.lacks(self.me):
             self.position.failed_to_take_over(one.fragment)
         if one.lacking is not None and self.me in one.lacking.stranded:
-            self.drift.strand()
+            self.drift.stranded = True
         for peer in self.trust.left_out(self.position.steps):
             takes_part = one.machine.takes_part(peer)
             if takes_part is False:
@@ -587,7 +577,7 @@ class Peer:
         self.budget.measured(measured, self._now)
         del self.running[one.fragment]
         # Its tasks may still write to its slots.
-        self.room.closing.add(one.number)
+        self.budget.closing.add(one.number)
         self._effects.append(events.Over(exchange=one.number, outcome=outcome, reason=reason))
         if self.drift.must_copy(self._now):
             self._effects.append(events.Drifted())

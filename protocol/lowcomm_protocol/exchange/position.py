@@ -1,8 +1,7 @@
-"""Where a peer stands in the run: its counters and offers, with whom it merged lately, whether its
-own line is to blame for stalls, and when it has drifted so far that it copies a state. Pure."""
+"""Where a peer stands in the run: its counters and offers, its last partners, whether its own line
+is to blame for stalls, and when it has drifted so far that it copies a state. Pure."""
 
 from collections import Counter, deque
-from dataclasses import dataclass
 from math import ceil
 
 from lowcomm_protocol import PROTOCOL_VERSION
@@ -38,20 +37,16 @@ class Position:
     def take_over(self, ready: TrainerReady) -> None:
         """Begin with the counters of a trainer that has built, resumed or adopted its state."""
         self.ready = ready
-        self.swarm_step = ready.swarm_step
-        self.steps = ready.steps
-        self.tokens = ready.tokens
+        self.stepped(ready)
         self.schedule = SyncSchedule(self.interval, ready.progress)
         self._slow_digests = list(ready.slow_digests)
         self._momentum_digests = list(ready.momentum_digests)
         self._previous = [()] * len(ready.progress)
         self._failed_to_take_over.clear()
 
-    def stepped(self, step: Stepped) -> None:
+    def stepped(self, step: Stepped | TrainerReady) -> None:
         """Count an inner step."""
-        self.swarm_step = step.swarm_step
-        self.steps = step.steps
-        self.tokens = step.tokens
+        self.swarm_step, self.steps, self.tokens = step.swarm_step, step.steps, step.tokens
 
     def merged(
         self, fragment: int, merged: Merged, realigned: bool = False, took: Lacking | None = None
@@ -64,7 +59,9 @@ class Position:
             held, known = (took.slow_digest, took.momentum_digest), ()
         moved = (merged.slow_digest, merged.momentum_digest) != held
         marks = () if realigned else (*known, state_mark(*held)) if moved else known
-        self._previous[fragment] = marks[len(marks) - min(len(marks), self._kept(fragment)) :]
+        assert self.ready is not None
+        most = kept(self.ready.sizes[fragment][1], self.ready.realign_sizes[fragment])
+        self._previous[fragment] = marks[max(0, len(marks) - most) :]
         del self._failed_to_take_over[fragment]
         self._slow_digests[fragment] = merged.slow_digest
         self._momentum_digests[fragment] = merged.momentum_digest
@@ -77,10 +74,6 @@ class Position:
         known = self._failed_to_take_over[fragment] < TRIES
         slow = self._slow_digests[fragment] if known else UNKNOWN
         return slow, self._momentum_digests[fragment]
-
-    def _kept(self, fragment: int) -> int:
-        assert self.ready is not None
-        return kept(self.ready.sizes[fragment][1], self.ready.realign_sizes[fragment])
 
     def offer(self, fragment: int, number: int, seconds: int) -> Offer:
         """What we bring to the ``number``-th exchange of a fragment, and the seconds we need."""
@@ -115,36 +108,28 @@ class Position:
         return self.schedule.steps_alone(self.steps)
 
 
-@dataclass(frozen=True)
-class _Last:
-    partner: str
-    first: int
-    """Own inner steps when the first contribution of this row of merges was captured."""
-    last: int
-    """The same of the last one."""
-
-
-class Company:
-    """The last partner in pairs."""
+class RecentPartners:
+    """The last partner of each fragment in pairs."""
 
     def __init__(self) -> None:
-        self._by_fragment: dict[int, _Last] = {}
+        self._rows: dict[int, tuple[str, int, int]] = {}
+        """By fragment: the partner of the last row of merges, own inner steps when its first
+        contribution was captured, and its last."""
 
     def merged(self, fragment: int, partner: str, steps: int) -> None:
         """Count a merge with a partner, of what was captured after ``steps`` own inner steps."""
-        was = self._by_fragment.get(fragment)
-        first = steps if was is None or was.partner != partner else was.first
-        self._by_fragment[fragment] = _Last(partner, first, steps)
+        last, first, _ = self._rows.get(fragment, (partner, steps, steps))
+        self._rows[fragment] = partner, first if last == partner else steps, steps
 
     def apart(self, fragment: int, peer: str) -> int:
         """For how many own inner steps we have merged a fragment with one other alone, who is not
         ``peer``."""
-        was = self._by_fragment.get(fragment)
-        return 0 if was is None or was.partner == peer else was.last - was.first
+        partner, first, last = self._rows.get(fragment, (peer, 0, 0))
+        return 0 if partner == peer else last - first
 
     def forget(self) -> None:
         """Know nothing any more: our slow weights are others."""
-        self._by_fragment.clear()
+        self._rows.clear()
 
 
 STALLED_PEERS = 64
@@ -152,7 +137,7 @@ STALLED_PEERS = 64
 
 
 class OwnLine:
-    """What has come and what has stalled, as far as it tells of our own line."""
+    """What has come and what has stalled, as far as it speaks of our own line."""
 
     def __init__(self) -> None:
         self._stalled = set[str]()
@@ -171,7 +156,7 @@ class OwnLine:
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with our line; None if nothing tells that anything is."""
+        """What is wrong with our line; None if nothing is known to be."""
         count = len(self._stalled)
         if count < 2:
             return None
@@ -191,7 +176,7 @@ COPIES = 16
 
 
 class Rest:
-    """The rest after copies; times are seconds of one clock."""
+    """The rest after copies of a state, in seconds of one clock. Each copy of a day doubles it."""
 
     def __init__(self) -> None:
         self._copies: deque[float] = deque(maxlen=COPIES)
@@ -219,28 +204,25 @@ MAX_PEERS = 1024
 
 
 class Drift:
-    """What tells that we have drifted, and what was done about it."""
+    """Whether exchanges can still bring us back to the others."""
 
     def __init__(self, position: Position, surroundings: PeerView) -> None:
+        self.rest = Rest()
+        """After a copy that was to bring us back."""
+        self.stranded = False
+        """Whether our slow weights are others than those of most, and nobody can hand over the
+        steps between."""
         self._position = position
         self._around = surroundings
         self._left_out_by: set[str] = set()
         """Peers that have left us out, or did not believe our swarm step, since the last exchange
         that was applied."""
         self._endured_until = 0
-        self._stranded = False
-        self.rest = Rest()
-        """After a copy that was to bring us back."""
 
     def left_out(self, peer: str) -> None:
         """A peer leaves us out."""
         if len(self._left_out_by) < MAX_PEERS:
             self._left_out_by.add(peer)
-
-    def strand(self) -> None:
-        """Our slow weights are others than those of most, and nobody can hand over the steps
-        between."""
-        self._stranded = True
 
     def forget(self) -> None:
         """An exchange was applied, or nothing of it holds any more."""
@@ -249,8 +231,7 @@ class Drift:
     def restart(self) -> None:
         """The state is another one now."""
         self.forget()
-        self._stranded = False
-        self._endured_until = 0
+        self.stranded, self._endured_until = False, 0
 
     def endure(self) -> None:
         """Nobody could hand over a state: train on, rather than ask again and again."""
@@ -269,12 +250,12 @@ class Drift:
         if self._position.ready is None or not seconds or not self._is_far():
             return None
         return (
-            "still far from most peers, whose state was copied of late: it is copied again in "
+            "still far from most peers, whose state was copied lately: it is copied again in "
             f"{ceil(seconds)} s at the earliest"
         )
 
     def _is_far(self) -> bool:
-        if self._stranded:
+        if self.stranded:
             return True
         position = self._position
         # This is asked at each step where an exchange is due. A look at the furthest peer is cheap,

@@ -205,7 +205,7 @@ class Underway:
     """How many inner steps longer than we the other members claim to have trained."""
     apart: int = 0
     """In a pair whose slow weights may differ: for how many of our inner steps they have parted
-    (`Company.apart`)."""
+    (`RecentPartners.apart`)."""
     stalled: bool = False
     """Whether a member was given up for which the others have waited."""
     decided: float | None = None

@@ -148,8 +148,8 @@ PAIRINGS: Table[Any] = Table(
 OUTER_RULES: Table[Any] = Table(
     "outer rule",
     {
-        "nesterov": "lowcomm_protocol.exchange.nesterov:RULE",
-        "noloco": "lowcomm_protocol.exchange.noloco:RULE",
+        "nesterov": "lowcomm_protocol.exchange.rules:NESTEROV",
+        "noloco": "lowcomm_protocol.exchange.rules:NOLOCO",
     },
 )
 """What a group does with its mean: ``spec.outer_settings.OuterRule``."""

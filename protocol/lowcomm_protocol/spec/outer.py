@@ -60,7 +60,7 @@ class OuterSettings:
 class OuterRule(ABC):
     """How slow weights and outer momentum follow from the mean of a group's contributions.
 
-    One file a rule (exchange/nesterov.py). It is imported where specifications are checked, so it
+    ``exchange/rules.py`` has ours. The module is imported where specifications are checked, so it
     imports NumPy and numba only where it computes.
     """
 

@@ -81,7 +81,7 @@ def test_offers_reckon_with_what_exchanges_carry_not_with_the_most_that_they_mig
     budget = peer.machine.budget
     carried = budget.shares.usual(60.0) * IN_BF16 * SIZES[0]
     assert 0.99 * SIZES[0] <= carried <= 1.9 * SIZES[0]
-    assert budget.bytes_of(int(IN_BF16 * SIZES[0]), 60.0) == pytest.approx(carried, rel=0.01)
+    assert budget.bytes_in(int(IN_BF16 * SIZES[0]), 60.0) == pytest.approx(carried, rel=0.01)
     seconds = carried / budget.rates.usual(60.0)
     # Offers tell whole seconds, rounded up.
     assert told[-1] < 4 * seconds + 1, "four may share it; in bf16 each takes five times that"

@@ -321,7 +321,7 @@ async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies
         assert exchanger.resting is None
         exchanger.peer.drift.rest.copied(took=0.1, now=now)
         assert not exchanger.peer.drift.must_copy(now)
-        assert "whose state was copied of late: it is copied again in 10 s" in (
+        assert "whose state was copied lately: it is copied again in 10 s" in (
             exchanger.resting or ""
         )
         node.step(INTERVAL)

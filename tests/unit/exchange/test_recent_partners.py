@@ -8,7 +8,7 @@ import pytest
 
 from helpers.slow_lines import LineExchange, Swarm
 from lowcomm_protocol.exchange import events
-from lowcomm_protocol.exchange.position import Company
+from lowcomm_protocol.exchange.position import RecentPartners
 
 SIZES = (1_060_000,) * 4
 Meeting = tuple[str, int]
@@ -16,7 +16,7 @@ Meeting = tuple[str, int]
 
 
 def test_who_meets_the_same_peer_again_has_parted_from_all_others():
-    company = Company()
+    company = RecentPartners()
     assert company.apart(0, "b") == 0, "nothing is known"
     company.merged(0, "b", 10)
     assert company.apart(0, "c") == 0, "one merge alone parts nobody"
