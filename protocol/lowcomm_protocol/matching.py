@@ -24,8 +24,6 @@ from typing import cast, overload
 
 from lowcomm_protocol.spec.names import PAIRINGS
 
-SLICE_DIGEST_BYTES = 16
-
 
 class Refusal(StrEnum):
     """Why an offer is refused; the value travels and is shown."""
@@ -84,8 +82,6 @@ class Offer:
     """That it needs: to the end of a step, for coding, and for contents at the rates which its
     owner allows or its line has."""
     momentum_digest: bytes = b""
-    slice_digest: bytes = b""
-    """In a group: `slice_digest` of its slice."""
     previous: tuple[bytes, ...] = ()
     """In a group: `state_mark` of what it held before each of its last outer steps, the oldest
     first. It can hand over those steps."""
@@ -197,12 +193,6 @@ def candidates(
     place = line.places[me]
     start = place - place % group
     return [peer for peer in line.peers[start : start + group] if peer != me]
-
-
-def slice_digest(peers: Iterable[str]) -> bytes:
-    """What tells whether two peers see the same slice: members of one can be told by their
-    places in it."""
-    return sha256("\n".join(sorted(peers)).encode()).digest()[:SLICE_DIGEST_BYTES]
 
 
 def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:

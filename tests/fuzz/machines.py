@@ -173,7 +173,7 @@ def group_link() -> Made:
             assert incoming.whole
 
         try:
-            drive(link.read(place, on_content, _read_all))
+            drive(link.read(place, on_content, lambda frame: frames.message_of(ADA, frame)))
         except (LinkLost, ProtocolViolation) as error:
             assert len(str(error)) < 500
         assert into[SIZE:] == bytes(64), "written beside the slot"
@@ -184,22 +184,11 @@ def group_link() -> Made:
 def _of_member() -> list[bytes]:
     """What a member of a group of three says, from its roll to its commit."""
     members, digest = sorted([ME, ADA, BOB]), sha256(DATA).digest()
-    told = said(frames.roll(members), frames.members(members, members))
-    last = said(frames.held([digest] * 3, bytes(8)), frames.commit([True] * 3, [True] * 3))
+    roll, named = pb.Roll(peers=members), pb.Members(peers=members)
+    told = said(pb.Frame(roll=roll), pb.Frame(members=named))
+    held, votes = pb.Held(digests=[digest] * 3), pb.Commit(applied=[True] * 3, known=[True] * 3)
+    last = said(pb.Frame(held=held), pb.Frame(commit=votes))
     return [*told, content(part=pb.SHARE), chunk(), content(part=pb.MEAN), chunk(), *last]
-
-
-def _read_all(frame: pb.Frame) -> None:
-    """As ``GroupRound`` reads what members tell; of a list of members, in a roll of three."""
-    match frame.WhichOneof("kind"):
-        case "roll":
-            frames.read_roll(frame.roll)
-        case "members":
-            frames.read_members(frame.members, (ADA, ME, BOB))
-        case "held":
-            frames.read_held(frame.held)
-        case "commit":
-            frames.read_commit(frame.commit)
 
 
 @target

@@ -373,9 +373,7 @@ class Swarm:
         self.spec = spec
         self.size = size
         self.numel = numel
-        self.deadlines = Deadlines(
-            longest=NEVER, first=NEVER, hello=hello, learns=False, alone_first=False
-        )
+        self.deadlines = Deadlines(longest=NEVER, first=NEVER, hello=hello, alone_first=False)
         kind = kind_of(spec.sync)
         assert kind is not None
         self.slots = kind.slots if slots is None else slots

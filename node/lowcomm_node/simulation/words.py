@@ -6,19 +6,13 @@ from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_protocol.errors import MAX_REASON
 from lowcomm_protocol.exchange import events
-from lowcomm_protocol.exchange.tally import SALT_BYTES
 from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
-
-SALT = bytes(SALT_BYTES)
 
 
 def control_bytes(payload: Any) -> int:
     """Bytes of the frames that carry a message, less those of contents themselves: what gRPC,
-    HTTP/2 and TLS add is not counted.
-
-    Members of a group are taken to see the same slice.
-    """
+    HTTP/2 and TLS add is not counted."""
     match payload:
         case Offer():
             return pb.Frame(hello=frames.to_message(payload)).ByteSize()
@@ -26,16 +20,8 @@ def control_bytes(payload: Any) -> int:
             return frames.refuse(payload).ByteSize()
         case str():
             return pb.Frame(abandon=pb.Abandon(reason=payload[:MAX_REASON])).ByteSize()
-        case events.Confirm(members=members):
-            return pb.Frame(confirm=pb.Confirm(members=members)).ByteSize()
-        case events.Roll(roll=roll):
-            return frames.roll(roll, roll).ByteSize()
-        case events.Members(members=members):
-            return frames.members(members, members).ByteSize()
-        case events.Holdings(held=held):
-            return frames.held(held, SALT).ByteSize()
-        case events.Commit(shards=shards, heard=heard):
-            return frames.commit(shards, heard).ByteSize()
+        case events.MemberMessage():
+            return frames.frame_of(payload).ByteSize()
         case bytes():
             return _around(len(payload))
         case _:

@@ -13,7 +13,6 @@ refused unread."""
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from secrets import token_bytes
 from typing import Any
 
 from lowcomm_node.errors import LinkLost, TrainerError, Unusable
@@ -37,7 +36,6 @@ from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange.tally import SALT_BYTES
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import codec_of_offer
@@ -55,8 +53,6 @@ class GroupDriver(ExchangeDriver):
         """Size and digest of the mean of our shard."""
         self._missed: tuple[int, bytes] | None = None
         """The same of outer steps that a member lacks."""
-        self._rolls: dict[str, tuple[str, ...]] = {}
-        """As they travelled, by who told them: lists of members are told by places in them."""
 
     @property
     def mine(self) -> int:
@@ -81,24 +77,8 @@ class GroupDriver(ExchangeDriver):
         await link.read(
             partial(self._place, peer),
             partial(self._take_in, peer),
-            lambda frame: self.tell(self._event(peer, frame)),
+            lambda frame: self.tell(frames.message_of(peer, frame)),
         )
-
-    def _event(self, peer: str, frame: pb.Frame) -> Any:
-        match frame.WhichOneof("kind"):
-            case "roll":
-                self._rolls[peer] = frames.read_roll(frame.roll, self._shared_slice(peer))
-                return events.Roll(peer=peer, roll=self._rolls[peer])
-            case "members":
-                return events.Members(
-                    peer=peer, members=frames.read_members(frame.members, self._rolls[peer])
-                )
-            case "held":
-                held, salt = frames.read_held(frame.held)
-                return events.Holdings(peer=peer, held=held, salt=salt)
-            case _:
-                shards, heard = frames.read_commit(frame.commit)
-                return events.Commit(peer=peer, shards=shards, heard=heard)
 
     async def _place(self, peer: str, content: pb.Content) -> memoryview:
         """Where the share or the mean of a member goes."""
@@ -186,11 +166,6 @@ class GroupDriver(ExchangeDriver):
             return
         link = self.links[effect.peer]
         match effect:
-            case events.Roll(roll=roll):
-                self._rolls[self.station.peer.me] = roll
-                await link.send(frames.roll(roll, self._shared_slice(effect.peer)))
-            case events.Members(members=members):
-                await link.send(frames.members(members, self._rolls[self.station.peer.me]))
             case events.MissedSteps():
                 if self._missed is None:
                     raise LinkLost("lacks outer steps that we have not kept")
@@ -204,17 +179,8 @@ class GroupDriver(ExchangeDriver):
                 place, digest = self._mean_of(self.station.peer.me), self._mean[1]
                 data = self._view(self.slots[2], *place)
                 await link.send_content(data, digest, pb.MEAN)
-            case events.Holdings(held=held):
-                await link.send(frames.held(held, token_bytes(SALT_BYTES)))
-            case events.Commit(shards=shards, heard=heard):
-                await link.send(frames.commit(shards, heard))
-
-    def _shared_slice(self, peer: str) -> list[str]:
-        """The peers that we and a member see in our slice; none if we see different ones."""
-        theirs, machine = self.one.machine.offer_of(peer), self.one.machine
-        if theirs is None or theirs.slice_digest != self.one.offer.slice_digest:
-            return []
-        return sorted([machine.me, *machine.candidates])
+            case _:
+                await link.send(frames.frame_of(effect))
 
     async def _send_share(self, link: GroupLink, shard: int) -> None:
         assert self._shared is not None

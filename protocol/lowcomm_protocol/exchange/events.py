@@ -418,8 +418,6 @@ class Holdings(MemberMessage):
     """The means that the sender holds: a digest for each member, empty where it holds none."""
 
     held: tuple[bytes, ...]
-    salt: bytes = b""
-    """Salt of the marks that stand in place of digests (``tally.mark``); empty: digests."""
 
 
 class Commit(MemberMessage):

@@ -120,9 +120,9 @@ class GroupExchange(AgreeingExchange):
                 return self._on_reduced(digest)
             case ShardMean(peer=peer, digest=digest):
                 return self._on_mean(peer, digest)
-            case Holdings(peer=peer, held=held, salt=salt):
+            case Holdings(peer=peer, held=held):
                 if self._next_state(peer, GroupInput.HELD) is not None:
-                    self.tally.add_held(peer, held, salt)
+                    self.tally.add_held(peer, held)
                     self._advance(peer, GroupInput.HELD)
                     return self._settle()
             case ConfirmingClosed():

@@ -25,7 +25,6 @@ from lowcomm_protocol.matching import (
     Refusal,
     candidates,
     consider,
-    slice_digest,
     wins_crossing,
 )
 from lowcomm_protocol.peers.trust import Trust
@@ -217,8 +216,6 @@ class Peer:
         assert self.kind is not None
         self._number += 1
         machine = self.kind.machine(self.me, peers, self.spec.sync.group)
-        if self.kind.all_call:
-            offer = replace(offer, slice_digest=slice_digest([self.me, *peers]))
         one = Underway(self._number, self.kind, machine, offer, self._now, call)
         self.running[offer.fragment] = one
         one.needs = self.budget.needed(offer.fragment, offer.seconds, self._now)

@@ -13,24 +13,10 @@ not know could decide."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from hashlib import sha256
 
 from lowcomm_protocol.errors import ProtocolViolation
 
 DIGEST_BYTES = 32
-SALT_BYTES = 8
-MARK_BYTES = 4
-
-
-def mark(salt: bytes, digest: bytes) -> bytes:
-    """A digest in brief, for one that holds the same; empty for none.
-
-    An owner that sends several means can't have them look alike: the salt is drawn by who holds
-    one, after it has come.
-    """
-    short = sha256(salt + digest).digest()[:MARK_BYTES]
-    return (short if any(short) else b"\1" * MARK_BYTES) if digest else b""
 
 
 @dataclass(frozen=True)
@@ -56,9 +42,7 @@ class Tally:
     means: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Digests of the means that we hold, by the owner of the shard."""
     helds: dict[str, tuple[bytes, ...]] = field(default_factory=dict[str, tuple[bytes, ...]])
-    """Digests of the means that each holds, empty where it holds none; `mark` of them where there
-    is a salt."""
-    salts: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Digests of the means that each holds, empty where it holds none."""
     commits: dict[str, tuple[bool, ...]] = field(default_factory=dict[str, tuple[bool, ...]])
     """Which shards each would apply."""
     heards: dict[str, tuple[bool, ...]] = field(default_factory=dict[str, tuple[bool, ...]])
@@ -94,20 +78,20 @@ class Tally:
         self.heards[self.me] = tuple(peer in self.helds for peer in self.members)
         return self.commits[self.me], self.heards[self.me]
 
-    def add_held(self, peer: str, held: tuple[bytes, ...], salt: bytes = b"") -> None:
-        """Take in what a member holds: digests, or marks with their salt. Raises ProtocolViolation,
-        and takes in nothing, where it can't be."""
-        size = MARK_BYTES if salt else DIGEST_BYTES
-        if len(held) != len(self.members) or any(len(digest) not in (0, size) for digest in held):
+    def add_held(self, peer: str, held: tuple[bytes, ...]) -> None:
+        """Take in the digests that a member holds. Raises ProtocolViolation, and takes in nothing,
+        where that can't be."""
+        sizes = {len(digest) for digest in held}
+        if len(held) != len(self.members) or not sizes <= {0, DIGEST_BYTES}:
             raise ProtocolViolation(
                 f"{peer} told what it holds in another form than of {len(self.members)} digests."
             )
         theirs, ours = held[self.members.index(peer)], held[self.members.index(self.me)]
-        if theirs != _as_told(self.digest_of(peer), salt):
+        if theirs != self.digest_of(peer):
             raise ProtocolViolation(f"{peer} told another digest of its own mean than it sent.")
-        if ours not in (b"", _as_told(self.digest_of(self.me), salt)):
+        if ours not in (b"", self.digest_of(self.me)):
             raise ProtocolViolation(f"{peer} told a digest of our mean that we have not sent.")
-        self.helds[peer], self.salts[peer] = held, salt
+        self.helds[peer] = held
 
     def add_commit(self, peer: str, shards: tuple[bool, ...], heard: tuple[bool, ...]) -> None:
         """Take in the commit of a member whose held has come. Raises ProtocolViolation as
@@ -192,9 +176,4 @@ class Tally:
         own, theirs = self.digest_of(self.members[shard]), self.helds[peer][shard]
         if not own:
             return hopeful and theirs != b""
-        return theirs == _as_told(own, self.salts.get(peer, b""))
-
-
-@lru_cache(maxsize=4096)
-def _as_told(digest: bytes, salt: bytes) -> bytes:
-    return mark(salt, digest) if salt else digest
+        return theirs == own

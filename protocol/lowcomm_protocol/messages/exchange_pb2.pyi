@@ -47,7 +47,7 @@ class Frame(_message.Message):
     def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "round", "swarm_step", "steps", "tokens", "version", "slow_digest", "seconds", "momentum_digest", "slice_digest", "previous")
+    __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "round", "swarm_step", "steps", "tokens", "version", "slow_digest", "seconds", "momentum_digest", "previous")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -61,7 +61,6 @@ class Offer(_message.Message):
     SLOW_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    SLICE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
@@ -76,9 +75,8 @@ class Offer(_message.Message):
     slow_digest: bytes
     seconds: int
     momentum_digest: bytes
-    slice_digest: bytes
     previous: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., codec: _Optional[str] = ..., fragment: _Optional[int] = ..., round: _Optional[int] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., version: _Optional[int] = ..., slow_digest: _Optional[bytes] = ..., seconds: _Optional[int] = ..., momentum_digest: _Optional[bytes] = ..., slice_digest: _Optional[bytes] = ..., previous: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., codec: _Optional[str] = ..., fragment: _Optional[int] = ..., round: _Optional[int] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., version: _Optional[int] = ..., slow_digest: _Optional[bytes] = ..., seconds: _Optional[int] = ..., momentum_digest: _Optional[bytes] = ..., previous: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("reason", "detail")
@@ -119,36 +117,30 @@ class Confirm(_message.Message):
     def __init__(self, members: _Optional[bytes] = ...) -> None: ...
 
 class Roll(_message.Message):
-    __slots__ = ("peers", "slice")
+    __slots__ = ("peers",)
     PEERS_FIELD_NUMBER: _ClassVar[int]
-    SLICE_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedScalarFieldContainer[str]
-    slice: int
-    def __init__(self, peers: _Optional[_Iterable[str]] = ..., slice: _Optional[int] = ...) -> None: ...
+    def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Members(_message.Message):
     __slots__ = ("peers",)
     PEERS_FIELD_NUMBER: _ClassVar[int]
-    peers: int
-    def __init__(self, peers: _Optional[int] = ...) -> None: ...
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Held(_message.Message):
-    __slots__ = ("salt", "marks")
-    SALT_FIELD_NUMBER: _ClassVar[int]
-    MARKS_FIELD_NUMBER: _ClassVar[int]
-    salt: bytes
-    marks: bytes
-    def __init__(self, salt: _Optional[bytes] = ..., marks: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("members", "applied", "known")
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("applied", "known")
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
-    members: int
-    applied: int
-    known: int
-    def __init__(self, members: _Optional[int] = ..., applied: _Optional[int] = ..., known: _Optional[int] = ...) -> None: ...
+    applied: _containers.RepeatedScalarFieldContainer[bool]
+    known: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, applied: _Optional[_Iterable[bool]] = ..., known: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("reason",)

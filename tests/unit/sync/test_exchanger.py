@@ -141,7 +141,7 @@ async def test_who_is_full_refuses_and_does_not_begin(short: str):
             first.exchanger.peer.position.ready = replace(
                 first.exchanger.peer.position.ready, exchanges=2
             )
-            first.exchanger.peer.room.closing.add(0)
+            first.exchanger.peer.budget.closing.add(0)
         one.meet(first, third)
         third.step(INTERVAL + INTERVAL // 2)
         await refused_for_good(third, first, Refusal.FULL)
@@ -225,7 +225,6 @@ async def test_both_wait_as_long_as_the_limits_of_either_ask_for_who_was_seen_to
     async with swarm(2) as one:
         one.nodes[0].exchanger.peer.budget.took(one.nodes[1].peer_id, 7.5)
         for node in one.nodes:
-            node.allow(learns=True)
             node.exchanger.peer.budget.durations.append(1.0)
             assert node.exchanger.peer.budget.deadline == 14.0
             node.trainer.holds["capture"].clear()

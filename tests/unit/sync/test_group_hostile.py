@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from helpers import group_frames
 from helpers.exchanging import (
     INTERVAL,
     NUMEL,
@@ -88,17 +89,17 @@ class Impostor:
         """What is right to tell a member."""
         match stage:
             case "roll":
-                return [frames.roll(self.members)]
+                return [group_frames.roll(self.members)]
             case "members":
-                return [frames.members(self.members, self.members)]
+                return [group_frames.members(self.members)]
             case "share":
                 return whole(self.share(peer), pb.SHARE)
             case "mean":
                 return whole(self.mean, pb.MEAN)
             case "held":
-                return [frames.held(self.held, SALT)]
+                return [group_frames.held(self.held)]
             case _:
-                return [frames.commit([True] * 3, [True] * 3)]
+                return [group_frames.commit([True] * 3, [True] * 3)]
 
     def share(self, owner: str) -> bytes:
         """Its contribution to a shard."""
@@ -141,46 +142,32 @@ async def test_an_impostor_that_does_all_right_is_a_member_like_all():
             stream.cancel()
 
 
-SALT = bytes(range(8))
-
-
-def marked(marks: bytes, salt: bytes) -> pb.Frame:
-    """What it holds, right or not."""
-    return pb.Frame(held=pb.Held(marks=marks, salt=salt))
-
-
-def named(places: int) -> pb.Frame:
-    """A list of members by places in the roll, right or not."""
-    return pb.Frame(members=pb.Members(peers=places))
-
-
 Bad = Callable[[Impostor, str], list[pb.Frame]]
 MANY = [f"{number:02}" for number in range(MAX_GROUP + 1)]
 HOSTILE: dict[str, tuple[str, Bad, str]] = {
-    "too many peers": ("roll", lambda i, p: [frames.roll(MANY)],
-        "sent 33 peers, where a group has 1 to 32"),
-    "places in a slice": ("roll", lambda i, p: [pb.Frame(roll=pb.Roll(slice=0b111))],
-        "by places in a slice that is not ours"),
-    "no peers": ("roll", lambda i, p: [frames.roll([])], "sent 0 peers"),
-    "peers unsorted": ("roll", lambda i, p: [frames.roll(i.members[::-1])], "not sorted"),
-    "a peer twice": ("roll", lambda i, p: [frames.roll(sorted(i.members * 2))],
-        "one of them twice"),
-    "an empty id": ("roll", lambda i, p: [frames.roll(["", *i.members])],
-        "does not have 1 to 64 characters"),
-    "a long id": ("roll", lambda i, p: [frames.roll([*i.members, "x" * 65])],
-        "does not have 1 to 64 characters"),
-    "a roll without us": ("roll", lambda i, p: [frames.roll([i.me])], "lacks one of us"),
+    "too many peers": ("roll", lambda i, p: [group_frames.roll(MANY)],
+        "sent 33 entries, where a group has 32"),
+    "no peers": ("roll", lambda i, p: [group_frames.roll([])], "malformed"),
+    "peers unsorted": ("roll", lambda i, p: [group_frames.roll(i.members[::-1])], "malformed"),
+    "a peer twice": ("roll", lambda i, p: [group_frames.roll(sorted(i.members * 2))],
+        "malformed"),
+    "an empty id": ("roll", lambda i, p: [group_frames.roll(["", *i.members])],
+        "malformed"),
+    "a long id": ("roll", lambda i, p: [group_frames.roll([*i.members, "x" * 65])],
+        "an entry of more than 64 characters"),
+    "a roll without us": ("roll", lambda i, p: [group_frames.roll([i.me])], "lacks one of us"),
     "a share at once": ("roll", lambda i, p: [announced(b"x", part=pb.SHARE)],
         "sent 'share' after 'hello', where it is not"),
     "a chunk at once": ("roll", lambda i, p: chunks(b"x"), "before its contribution was announced"),
-    "no roll": ("roll", lambda i, p: [named(0b111)], "sent 'members' after 'hello'"),
+    "no roll": ("roll", lambda i, p: [group_frames.members(i.members)],
+        "sent 'members' after 'hello'"),
     "nothing": ("roll", lambda i, p: [pb.Frame()], "sent None after 'hello'"),
-    "two rolls": ("members", lambda i, p: [frames.roll(i.members)], "sent 'roll' after 'roll'"),
-    "no members": ("members", lambda i, p: [named(0)], "named members 0b0 of a roll of 3"),
-    "a member beyond the roll": ("members", lambda i, p: [named(0b1111)],
-        "named members 0b1111 of a roll of 3"),
-    "very many members": ("members", lambda i, p: [named(2**32 - 1)], "of a roll of 3"),
-    "members without us": ("members", lambda i, p: [frames.members([i.me], i.members)],
+    "two rolls": ("members", lambda i, p: [group_frames.roll(i.members)],
+        "sent 'roll' after 'roll'"),
+    "no members": ("members", lambda i, p: [group_frames.members([])], "malformed"),
+    "a member beyond the roll": ("members",
+        lambda i, p: [group_frames.members(sorted([*i.members, "~"]))], "malformed"),
+    "members without us": ("members", lambda i, p: [group_frames.members([i.me])],
         "lacks one of us"),
     "a large share": ("share", lambda i, p: whole(i.share(p) + b"x", pb.SHARE),
         "announced .* are due"),
@@ -201,8 +188,8 @@ HOSTILE: dict[str, tuple[str, Bad, str]] = {
     "a share of other bytes": ("share", lambda i, p: whole(i.share(p), pb.SHARE, digest=bytes(32)),
         "not match its checksum"),
     "half a share": ("share", lambda i, p: [*half(i.share(p), pb.SHARE),
-            frames.held([b""] * 3, SALT)], "sent 'held' after"),
-    "held before a share": ("share", lambda i, p: [frames.held([b""] * 3, SALT)],
+            group_frames.held([b""] * 3)], "sent 'held' after"),
+    "held before a share": ("share", lambda i, p: [group_frames.held([b""] * 3)],
         "sent 'held' after 'members'"),
     "a confirmation": ("share", lambda i, p: [i.puppet.confirm()],
         "sent 'confirm' after 'members'"),
@@ -213,31 +200,32 @@ HOSTILE: dict[str, tuple[str, Bad, str]] = {
     "a mean of other bytes": ("mean", lambda i, p: whole(i.mean, pb.MEAN, digest=bytes(32)),
         "not match its checksum"),
     "more after a share": ("mean", lambda i, p: chunks(b"x"), "out of place"),
-    "committed unheld": ("mean", lambda i, p: [frames.commit([True] * 3, [True] * 3)],
+    "committed unheld": ("mean", lambda i, p: [group_frames.commit([True] * 3, [True] * 3)],
         "sent 'commit' after 'share'"),
     "a mean twice": ("held", lambda i, p: whole(i.mean, pb.MEAN), "sent 'mean' after 'mean'"),
-    "too many marks": ("held", lambda i, p: [frames.held([bytes(32)] * 33, SALT)],
-        "sent 33 marks"),
-    "two marks": ("held", lambda i, p: [frames.held(i.held[:2], SALT)],
+    "too many digests": ("held", lambda i, p: [group_frames.held([bytes(32)] * 33)],
+        "sent 33 entries"),
+    "two digests": ("held", lambda i, p: [group_frames.held(i.held[:2])],
         "in another form than of 3 digests"),
-    "half a mark": ("held", lambda i, p: [marked(bytes(14), SALT)], "4 bytes each, or no salt"),
-    "marks of a short salt": ("held", lambda i, p: [marked(bytes(12), SALT[:7])],
-        "4 bytes each, or no salt"),
-    "marks of another mean": ("held", lambda i, p: [frames.held([*i.held[:2], bytes(32)], SALT)],
+    "half a digest": ("held", lambda i, p: [group_frames.held([*i.held[:2], bytes(16)])],
+        "in another form than of 3 digests"),
+    "a digest too long": ("held", lambda i, p: [group_frames.held([*i.held[:2], bytes(33)])],
+        "an entry of more than 32"),
+    "digests of another mean": ("held",
+        lambda i, p: [group_frames.held([*i.held[:2], bytes(32)])],
         "another digest of its own mean"),
-    "marks of our mean changed": ("held",
-        lambda i, p: [frames.held([bytes(32), bytes(32), i.held[2]], SALT)],
+    "a digest of our mean changed": ("held",
+        lambda i, p: [group_frames.held([bytes(32), bytes(32), i.held[2]])],
         "a digest of our mean that"),
-    "held twice": ("commit", lambda i, p: [frames.held(i.held, SALT)], "sent 'held' after 'held'"),
-    "too many shards": ("commit",
-        lambda i, p: [pb.Frame(commit=pb.Commit(members=33, applied=7, known=7))],
-        "sent 33 shards"),
+    "held twice": ("commit", lambda i, p: [group_frames.held(i.held)], "sent 'held' after 'held'"),
+    "too many shards": ("commit", lambda i, p: [group_frames.commit([True] * 33, [True] * 3)],
+        "sent 33 entries"),
     "shards beyond the members": ("commit",
-        lambda i, p: [pb.Frame(commit=pb.Commit(members=3, applied=15, known=7))],
-        "other shards than those of 3 members"),
-    "two shards": ("commit", lambda i, p: [frames.commit([True] * 2, [True] * 2)],
+        lambda i, p: [group_frames.commit([True] * 4, [True] * 3)],
         "another number of shards than 3"),
-    "deaf": ("commit", lambda i, p: [frames.commit([True] * 3, [False] * 3)],
+    "two shards": ("commit", lambda i, p: [group_frames.commit([True] * 2, [True] * 2)],
+        "another number of shards than 3"),
+    "deaf": ("commit", lambda i, p: [group_frames.commit([True] * 3, [False] * 3)],
         "without hearing of both of us"),
 }  # fmt: skip
 

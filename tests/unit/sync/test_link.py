@@ -8,6 +8,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import group_frames
 from helpers.virtual import OFFER
 from helpers.waiting import until_async
 from helpers.wire import cabled, call, calling, linked, listening, misbehaving, soon
@@ -350,16 +351,16 @@ class Member:
 
 async def take_part(link: GroupLink, share: bytes, mean: bytes | None) -> None:
     for frame in (
-        frames.roll(["a", "b"]),
-        frames.members(["a", "b"], ["a", "b"]),
-        frames.members(["a"], ["a", "b"]),
+        group_frames.roll(["a", "b"]),
+        group_frames.members(["a", "b"]),
+        group_frames.members(["a"]),
     ):
         await link.send(frame)
     await link.send_content(memoryview(share), blake3(share).digest(), pb.SHARE)
     if mean is not None:
         await link.send_content(memoryview(mean), blake3(mean).digest(), pb.MEAN)
-    await link.send(frames.held([b"", bytes(32)], bytes(8)))
-    await link.send(frames.commit([False, True], [True, True]))
+    await link.send(group_frames.held([b"", bytes(32)]))
+    await link.send(group_frames.commit([False, True], [True, True]))
 
 
 @pytest.mark.parametrize("with_mean", [True, False])
@@ -407,30 +408,14 @@ async def test_a_share_of_another_size_than_is_due_is_refused_unread(off: int):
 
 async def test_nothing_else_is_taken_in_while_a_share_is_on_its_way():
     async with linked(GroupLink) as (one, two):
-        for frame in (frames.roll(["a"]), frames.members(["a"], ["a"])):
+        for frame in (group_frames.roll(["a"]), group_frames.members(["a"])):
             await one.send(frame)
         await one.send(pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=pb.SHARE)))
-        await one.send(frames.held([b""], bytes(8)))
+        await one.send(group_frames.held([b""]))
         with pytest.raises(
             ProtocolViolation, match="sent 'held' after 'share', where it is not due"
         ):
             await Member(two, 4, 4).read()
-
-
-@given(
-    st.sets(st.text(min_size=1, max_size=64), min_size=1, max_size=8),
-    st.sets(st.integers(0, 7), min_size=1),
-    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8),
-)
-def test_rolls_members_and_commits_arrive_as_they_were_sent(peers, places, votes):
-    def sent(frame: pb.Frame) -> pb.Frame:
-        return pb.Frame.FromString(frame.SerializeToString())
-
-    names, (shards, heard) = tuple(sorted(peers)), zip(*votes, strict=True)
-    assert frames.read_roll(sent(frames.roll(names)).roll) == names
-    some = tuple(names[place] for place in sorted({place % len(names) for place in places}))
-    assert frames.read_members(sent(frames.members(some, names)).members, names) == some
-    assert frames.read_commit(sent(frames.commit(shards, heard)).commit) == (shards, heard)
 
 
 # Offers

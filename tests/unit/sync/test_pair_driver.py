@@ -5,6 +5,7 @@ import asyncio
 
 import pytest
 
+from helpers import group_frames
 from helpers.exchanging import (
     INTERVAL,
     Node,
@@ -19,7 +20,6 @@ from helpers.exchanging import (
 )
 from helpers.scripted_trainer import SIZE, contribution
 from helpers.wire import soon
-from lowcomm_node.sync import frames
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.events import Outcome
 
@@ -102,7 +102,7 @@ async def test_a_frame_of_groups_in_a_pair_costs_one_exchange(calls: bool):
         (node,) = one.nodes
         puppet = await one.puppet()
         stream = await puppet.agree(node, calls)
-        await say(stream, frames.roll(sorted([puppet.peer_id, node.peer_id])))
+        await say(stream, group_frames.roll(sorted([puppet.peer_id, node.peer_id])))
         assert "sent 'roll' where a contribution was expected" in (await node.ended()).reason
         await hear_end(stream)
         stream.cancel()
