@@ -49,7 +49,7 @@ class PythonCorpus:
     def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
         reading = reading or ReadProgress()
         for name, path in self._files:
-            reading.end(path.stat().st_size)
+            reading.at(path.stat().st_size, is_end=True)
             yield Document(path.read_bytes(), _hash(name.encode()) % _HELD_OUT_FILES == 0)
 
     @cached_property

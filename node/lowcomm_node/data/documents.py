@@ -48,21 +48,15 @@ _VALUES = {bool: "true or false", list: "a list", dict: "an object"}
 
 @dataclass
 class ReadProgress:
-    """The progress of reading, in bytes on disk; packed files count packed."""
+    """Bytes on disk that were read; packed files count packed."""
 
     done: int = 0
-    """Bytes of all finished files and of the current file."""
-    finished: int = 0
-    """Bytes of all finished files."""
+    _before: int = 0  # in the files before the current one
 
-    def at(self, place: int) -> None:
-        """``place`` bytes of the current file are read."""
-        self.done = self.finished + place
-
-    def end(self, size: int) -> None:
-        """The current file, of ``size`` bytes, is finished."""
-        self.finished += size
-        self.done = self.finished
+    def at(self, place: int, is_end: bool = False) -> None:
+        """``place`` bytes of the current file are read; ``is_end``: all of it."""
+        self.done = self._before + place
+        self._before = self.done if is_end else self._before
 
 
 @dataclass(frozen=True)
@@ -231,10 +225,7 @@ def open_unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 def read_text(files: Sequence[Path], reading: ReadProgress) -> Iterator[Document]:
-    """The texts of files, long ones in parts, of which the last hundredth is held out.
-
-    A file packed with gzip is unpacked.
-    """
+    """The texts of files, long ones in parts, of which the last hundredth is held out."""
     for path in files:
         with open_unpacked(path) as (file, raw):
             size = path.stat().st_size
@@ -253,7 +244,7 @@ def read_text(files: Sequence[Path], reading: ReadProgress) -> Iterator[Document
                 else:
                     yield Document(part, left <= 0, is_last, path)
                 left -= len(part)
-            reading.end(raw.tell())
+            reading.at(raw.tell(), is_end=True)
 
 
 def in_parts(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
@@ -284,7 +275,7 @@ def read_jsonl(files: Sequence[Path], field: str, reading: ReadProgress) -> Iter
                 reading.at(raw.tell())
                 if line.strip():
                     yield from _field_of(line, field, f"{path}:{number}")
-            reading.end(raw.tell())
+            reading.at(raw.tell(), is_end=True)
 
 
 def _field_of(line: bytes, field: str, where: str) -> Iterator[Document]:
@@ -307,10 +298,7 @@ def _field_of(line: bytes, field: str, where: str) -> Iterator[Document]:
 
 
 def read_parquet(files: Sequence[Path], field: str, reading: ReadProgress) -> Iterator[Document]:
-    """The text in one column.
-
-    Raises ConfigError if pyarrow is missing, DataError if the column is.
-    """
+    """The text in one column. Raises ConfigError if pyarrow is missing, DataError."""
     try:
         library: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -335,7 +323,7 @@ def read_parquet(files: Sequence[Path], field: str, reading: ReadProgress) -> It
                     reading.at(size * seen // rows)
                     for value in batch.column(0).to_pylist():
                         yield from _checked(value, field, str(path))
-                reading.end(size)
+                reading.at(size, is_end=True)
         # ValueError includes bytes that are not UTF-8.
         except (library.ArrowException, OSError, ValueError) as error:
             raise DataError(

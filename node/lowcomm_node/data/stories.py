@@ -274,7 +274,7 @@ class StoryCorpus:
     def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
         for number, story in enumerate(_all()):
             if reading is not None:
-                reading.end(len(story))
+                reading.at(len(story), is_end=True)
             yield Document(story.encode(), number % HELD_OUT_EVERY == 0)
 
 

@@ -37,10 +37,7 @@ MOST_GATHERED = 3  # peers whose weights an export averages
 
 
 def _reached(peers: Sequence[PeerInfo]) -> int:
-    """The swarm step that two of these peers have reached, or the only one's.
-
-    So no single peer can make others copy.
-    """
+    """The swarm step that two of these peers have reached, so that none makes others copy alone."""
     steps = sorted((info.swarm_step for info in peers), reverse=True)
     return steps[min(1, len(steps) - 1)] if steps else 0
 
@@ -52,10 +49,7 @@ def state_form(run: SignedRun, ready: Ready, steps: int) -> StateForm:
 
 @dataclass(frozen=True, kw_only=True)
 class CatchUp:
-    """One peer's copying of states.
-
-    ``show`` receives what we wait for, ``warn`` what went wrong, ``tell`` takes events.
-    """
+    """Copies states; ``show`` receives what we wait for, ``tell`` takes events."""
 
     run: SignedRun
     trainer: Trainer
@@ -71,14 +65,11 @@ class CatchUp:
 
     async def run_from(self, own: int, form: StateForm, drifted: bool) -> Ready | None:
         """Copy the state of peers that are ahead of swarm step ``own`` by more than a merge can
-        heal.
+        heal; ``drifted``: also of peers that are no further.
 
-        Returns what the trainer has then; None if there is no donor, or none can provide its state.
-        ``drifted``: copy also from peers that are no further.
-
-        A copy may take long, and the swarm trains on meanwhile. If others would not believe its
-        swarm step any more, it is repeated, as long as each copy is less than half as old as the
-        one before.
+        Returns what the trainer has then; None if no donor could provide its state. A copy may take
+        long. If others would not believe its swarm step any more, it is repeated, as long as each
+        is less than half as old as the one before.
         """
         copied: Ready | None = None
         least = inf
@@ -123,8 +114,7 @@ class CatchUp:
         return largest_jump(self._sync.interval)
 
     def _donors(self, own: int, drifted: bool) -> list[PeerInfo]:
-        """The peers where the swarm is, in random order; empty unless that is far ahead, or we
-        drift."""
+        """The peers where the swarm is, at random; none unless that is far ahead, or we drift."""
         believed, lag = self._believed(own, drifted), tolerated_lag(self._sync)
         reached = _reached(believed)
         # Nobody merges any more with peers that have finished.
@@ -153,8 +143,7 @@ class CatchUp:
         return [info for info in known if is_believed(info)]
 
     async def _is_plausible(self, donor: PeerInfo, swarm_step: int) -> bool:
-        """Whether a snapshot may be of this swarm step. The donor may have trained on since its
-        record."""
+        """Whether a snapshot may be of this swarm step; its donor may have trained on since."""
         if swarm_step <= donor.swarm_step + self._jump:
             return True
         await self.membership.greet_all()

@@ -19,6 +19,7 @@ from itertools import chain
 from math import inf
 from statistics import median
 from time import monotonic
+from typing import Any, Generic, TypeVar
 
 import grpc
 
@@ -30,9 +31,7 @@ from lowcomm_protocol.errors import LowcommError, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 
-MOST_SERVING = 3  # peers that serve us at once. With that many we leave the queues of others.
-SHARED_RATE = 500_000.0  # bytes a second of ``--max-down`` for each of them
-MOST_SESSIONS = 6  # peers that serve us, or have us in their queue
+MOST_SESSIONS = 3  # peers that serve us, or have us in their queue
 CHUNK_BYTES = 256 * 1024
 AHEAD_BYTES = 1024 * 1024
 """Bytes of pieces that a peer is asked for in advance, so that the link does not idle."""
@@ -40,7 +39,6 @@ MAX_REQUESTS = 64  # requests of one peer that may wait at a giver
 SILENCE = 30.0  # seconds for a peer to send something, once it is our turn
 QUEUE_DEADLINE = 3600.0  # seconds in a queue that does not move
 MOST_POSITION = 1000
-OPEN_DEADLINE = 900.0  # seconds for a peer to make a snapshot, while it sends signs of life
 STALL_DEADLINE = 120.0  # seconds in which nothing comes, while we wait in no queue
 ATTEMPTS, RETRY_PAUSE = 4, 2.0
 """Streams, and seconds before the next. gRPC does not redial at once, so attempts would be used up
@@ -72,11 +70,11 @@ class Source:
     """Whether the peer may give more."""
 
 
-class Download(ABC):
-    """A content that is being fetched: which pieces are missing, and whether what comes is right.
+S = TypeVar("S", bound=Source)
 
-    Used from one event loop.
-    """
+
+class Download(ABC, Generic[S]):
+    """A content that is being fetched: what is missing, and whether what comes is right."""
 
     def __init__(self, name: str, enter: pb.Enter, total: int = 0) -> None:
         self.name = name  # for people
@@ -85,8 +83,7 @@ class Download(ABC):
         self.size = 0  # bytes of the pieces that are here
         self.missing: dict[int, None] = {}  # pieces to ask for, in the order of asking
         self.struck: set[str] = set()  # peers that have violated the protocol
-        self._under_way: dict[int, tuple[Source, float]] = {}
-        """The source that was asked for a piece last, and when."""
+        self._under_way: dict[int, tuple[S, float]] = {}  # asked of whom last, and when
         self._seconds: deque[float] = deque(maxlen=32)  # times that pieces took
 
     @abstractmethod
@@ -98,22 +95,22 @@ class Download(ABC):
         """Bytes of the list that precedes the pieces. Raises ProtocolViolation."""
 
     @abstractmethod
-    async def open(self, peer: PeerInfo, opened: pb.Opened, listing: bytes) -> Source:
+    async def open(self, peer: PeerInfo, opened: pb.Opened, listing: bytes) -> S:
         """Check what a peer offers. Raises ProtocolViolation, CheckpointError, DiskFull."""
 
     @abstractmethod
-    def size_of(self, source: Source, index: int) -> int:
+    def size_of(self, source: S, index: int) -> int:
         """Bytes of a piece."""
 
     @abstractmethod
-    async def put(self, source: Source, index: int, data: bytearray) -> None:
+    async def put(self, source: S, index: int, data: bytearray) -> None:
         """Keep a piece that is right. Raises CheckpointError or ProtocolViolation, DiskFull."""
 
-    def fits(self, source: Source, index: int) -> bool:
+    def fits(self, source: S, index: int) -> bool:
         """Whether a piece may come from this source."""
         return True
 
-    def take(self, source: Source) -> int | None:
+    def take(self, source: S) -> int | None:
         """A piece to ask for: one that nobody was asked for, else one that is late."""
         now = monotonic()
         slow = now - max(SLOW, SLOW_TIMES * median(self._seconds or [0.0]))
@@ -129,7 +126,7 @@ class Download(ABC):
                 return index
         return None
 
-    def give_back(self, source: Source, index: int) -> None:
+    def give_back(self, source: S, index: int) -> None:
         """A piece does not come."""
         if self._under_way.get(index, (None, 0.0))[0] is source:
             del self._under_way[index]
@@ -141,10 +138,6 @@ class Download(ABC):
         self.missing.pop(index, None)
         if index in self._under_way:
             self._seconds.append(monotonic() - self._under_way.pop(index)[1])
-
-
-class TurnOver(RetryLater):
-    """Others wait at a peer that has served us for long: we queue again."""
 
 
 class PeerSession:
@@ -169,17 +162,14 @@ class PeerSession:
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """Take pieces until nothing is left.
-
-        Raises LinkLost, RetryLater, CheckpointError, ProtocolViolation, DiskFull.
-        """
+        """Take pieces until nothing is left. Raises NodeError, ProtocolViolation."""
         failures = 0
         try:
             while True:
                 before = self._bytes_received
                 try:
                     return await self._stream()
-                except (LinkLost, TurnOver):
+                except LinkLost:
                     # A peer that has given anything gets all its attempts again.
                     failures = 1 if self._bytes_received > before else failures + 1
                     if failures == ATTEMPTS:
@@ -211,7 +201,8 @@ class PeerSession:
             if call.done():
                 code, details = await call.code(), in_words(await call.details() or "refuses us")
                 if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise (TurnOver if self.served else RetryLater)(details) from None
+                    # A turn ends while others wait: we queue again.
+                    raise (LinkLost if self.served else RetryLater)(details) from None
                 if code in _REFUSED:
                     raise CheckpointError(details) from None
             raise
@@ -219,7 +210,7 @@ class PeerSession:
             stream.cancel()
 
     async def _wait_for_turn(self, stream: CallerStream) -> pb.Opened:
-        most, ours = MOST_POSITION, monotonic()
+        most = MOST_POSITION
         while True:
             reply = await _next(stream, QUEUE_DEADLINE if self.position else SILENCE)
             kind = reply.WhichOneof("kind")
@@ -229,9 +220,6 @@ class PeerSession:
                 raise ProtocolViolation(
                     f"sent {kind or 'nothing'} before it was our turn, or a position that grew"
                 )
-            ours = ours if self.position == 0 else monotonic()
-            if not reply.position and monotonic() - ours > OPEN_DEADLINE:
-                raise RetryLater("takes too long to make a snapshot")
             most = self.position = reply.position
             self.since = monotonic()
         self.position, self.served = 0, monotonic()
@@ -278,11 +266,7 @@ class PeerSession:
     async def _read(
         self, stream: CallerStream, data: bytearray, size: int, source: Source | None = None
     ) -> None:
-        """Read chunks until ``data`` has ``size`` bytes; what came stays in it on an error.
-        Meanwhile more is asked of ``source``.
-
-        Raises LinkLost, ProtocolViolation.
-        """
+        """Read chunks until ``data`` has ``size`` bytes, and ask more of ``source`` meanwhile."""
         arrival = Arrival(self._fetch.down, size - len(data), CHUNK_BYTES)
         while len(data) < size:
             await arrival.make_room()
@@ -332,7 +316,7 @@ class Fetch:
     def __init__(
         self,
         channels: Channels,
-        download: Download,
+        download: Download[Any],
         peers: Callable[[], Sequence[PeerInfo]],
         down: BandwidthLimit | None = None,
         warn: Callable[[str], None] = lambda text: None,
@@ -356,10 +340,8 @@ class Fetch:
         self._use = Use()
 
     async def run(self, show: Callable[[str], None] = lambda text: None) -> None:
-        """Fetch all pieces; ``show`` receives how far it is, or why it is no further.
-
-        What has come is kept. Raises DiskFull, LinkLost with the reason.
-        """
+        """Fetch all pieces; ``show`` receives how far it is, or why it is no further. Raises
+        DiskFull, LinkLost with the reason."""
         last = looked = monotonic()
         try:
             while not self.download.conclude():
@@ -417,14 +399,13 @@ class Fetch:
         self._use.add(count, monotonic())
 
     def _begin_sessions(self) -> None:
-        enough = self._enough
-        most = enough if self.serving >= enough else MOST_SESSIONS
-        rate = LEAST_RATE if self.down.rate is None else min(LEAST_RATE, self.down.rate / 2 / most)
+        most = self.down.rate or inf
+        rate = min(LEAST_RATE, most / 2 / MOST_SESSIONS)
         due = [one for one in self._peers() if one.peer_id not in self.sessions]
         for peer in sorted(due, key=lambda one: self._later.get(one.peer_id, 0.0)):
             name = peer.peer_id
             is_late = self._later.get(name, 0.0) > monotonic()
-            if is_late or (len(self.sessions) >= most and not self._make_room()):
+            if is_late or (len(self.sessions) >= MOST_SESSIONS and not self._make_room()):
                 return
             seconds = self._patience.get(name, GIVING_WAY)
             self.sessions[name] = PeerSession(self, peer, seconds, rate)
@@ -442,7 +423,7 @@ class Fetch:
         return True
 
     def _end_sessions(self) -> None:
-        """Take in which sessions have ended, and leave the queues that are not needed."""
+        """Take in which sessions have ended."""
         for name, session in list(self.sessions.items()):
             if not session.task.done():
                 continue
@@ -459,10 +440,6 @@ class Fetch:
                 self._later[name] = inf
                 self.download.struck.add(name)
                 self._warn(f"{self.download.name} of {name[-6:]}: {error}: it is not asked again")
-        if self.serving >= self._enough:
-            for name, session in list(self.sessions.items()):
-                if session.served is None:
-                    self._cancel(name)
 
     def _cancel(self, name: str) -> None:
         task = self.sessions.pop(name).task
@@ -470,10 +447,3 @@ class Fetch:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         task.cancel()
-
-    @property
-    def _enough(self) -> int:
-        """How many peers should serve us: with a low limit each would take bandwidth from the
-        others."""
-        rate = self.down.rate
-        return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1

@@ -70,11 +70,10 @@ def start_of(spec: RunSpec) -> list[RunFile]:
     ]
 
 
-class FileDownload(Download):
+class FileDownload(Download[Source]):
     """A file on its way to ``path``; its digest is fixed, so every piece may come from anybody.
 
-    Pieces are written where they belong in a hidden file beside it. After a crash each is hashed
-    again, and the file gets its name only when all of them are right.
+    Pieces lie in a hidden file beside it, and are hashed again after a crash.
     """
 
     def __init__(self, file: RunFile, path: Path) -> None:
@@ -277,8 +276,7 @@ class Provider:
         fetch: Callable[[FileDownload], Awaitable[None]],
         show: Callable[[str], None],
     ) -> None:
-        """``fetch`` gets all pieces of a file from peers; ``show`` receives what the node waits
-        for."""
+        """``fetch`` gets a file from peers; ``show`` receives what the node waits for."""
         self._settings = settings
         self._run = run
         self._files = files
@@ -288,10 +286,7 @@ class Provider:
         self._looking: asyncio.Task[None] | None = None
 
     async def provide(self) -> Provided:
-        """Have all files here, however long it takes.
-
-        Raises ConfigError, which names a file that is another, or DiskFull.
-        """
+        """Have all files here, however long it takes. Raises ConfigError, DiskFull."""
         paths, name = self._settings.paths, self._run.fingerprint
         tokenizer = self._settings.tokenizer
         if file := tokenizer_of(self._run.spec):

@@ -42,8 +42,7 @@ class Content:
 
 
 class PieceServer:
-    """Gives pieces to peers of the run: of files at once, of states as soon as ``serve_state`` was
-    called."""
+    """Gives pieces to peers of the run: of files, and of our state after ``serve_state``."""
 
     def __init__(
         self,
@@ -63,11 +62,7 @@ class PieceServer:
         self._state = form, snapshots
 
     async def serve(self, peer: str, stream: CalleeStream) -> None:
-        """Serve one stream.
-
-        Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost with the reason of its
-        end.
-        """
+        """Serve one stream. Raises NodeError or ProtocolViolation with the reason of its end."""
         requests: asyncio.Queue[pb.FetchRequest | None] = asyncio.Queue()  # _read bounds it
         try:
             async with asyncio.TaskGroup() as group:
@@ -132,10 +127,7 @@ class PieceServer:
 
     @asynccontextmanager
     async def _content(self, enter: pb.Enter, stream: CalleeStream) -> AsyncIterator[Content]:
-        """Context that holds a file, or a snapshot.
-
-        Making one of a large model takes a while: the peer gets signs of life meanwhile.
-        """
+        """Context that holds a file or a snapshot; while one is made, we show that we live."""
         if enter.WhichOneof("content") == "file":
             if (file := self.files.find(enter.file)) is None:
                 raise RetryLater("does not have it any more")

@@ -40,17 +40,10 @@ if TYPE_CHECKING:
 AUDITS = 2  # pieces fetched from each donor although another one has given them already
 AUDITED_SHARE = 1 / 32  # largest share of the state that is audited; always at least one piece
 MAX_OFFERS = 1024  # snapshots that donors may offer for one state
-FAR_APART = 0.75
-"""Weights of honest peers at one version are a few hundredths apart; unrelated ones, 1.4."""
-VERSION_PATIENCE = 5.0
-"""Seconds to wait for a donor of our version, before we switch to the version of other donors and
-fetch again what does not fit."""
+FAR_APART = 0.75  # honest peers at one version are a few hundredths apart; unrelated weights, 1.4
+VERSION_PATIENCE = 5.0  # seconds to wait for a donor of our version, before we take another
 Plausible = Callable[[PeerInfo, int], Awaitable[bool]]
 """Whether a donor's snapshot may be of this swarm step."""
-
-
-async def _anything(donor: PeerInfo, swarm_step: int) -> bool:
-    return True
 
 
 @dataclass(eq=False, kw_only=True)
@@ -74,7 +67,7 @@ class StateOffer(Source):
         return self.manifest.version
 
 
-class StateDownload(Download):
+class StateDownload(Download[StateOffer]):
     """Call ``load`` first and ``close`` last."""
 
     def __init__(
@@ -83,7 +76,7 @@ class StateDownload(Download):
         form: StateForm,
         sync: SyncSettings,
         random: Random,
-        plausible: Plausible = _anything,
+        plausible: Plausible | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__("state", pb.Enter(state=b""), form.size)
@@ -172,8 +165,7 @@ class StateDownload(Download):
         )
 
     def conclude(self) -> bool:
-        """Whether the state is complete when the disputes are decided that no third donor
-        decided."""
+        """Whether the state is complete once the remaining disputes are decided."""
 
         def weight(offer: StateOffer) -> tuple[int, bool, bool]:
             return self._standing(offer), offer.is_open, offer.version == self._version
@@ -206,7 +198,7 @@ class StateDownload(Download):
         if name_of(listing) != opened.name:
             raise ProtocolViolation("a manifest that does not match its digest")
         manifest = read_manifest(listing, self.form)
-        if not await self._plausible(peer, manifest.swarm_step):
+        if self._plausible and not await self._plausible(peer, manifest.swarm_step):
             raise ProtocolViolation(
                 f"a snapshot of swarm step {manifest.swarm_step}, which nobody else is near"
             )
@@ -244,8 +236,7 @@ class StateDownload(Download):
             self._drop(lambda index: not self.fits(self._held[index], index))
 
     def _look_after_version(self) -> None:
-        """Continue with an available version where pieces are missing that no serving donor can
-        give, being of other versions. What does not fit it is fetched again."""
+        """Switch to the version of serving donors where none of them can give what is missing."""
         giving = self._giving()
         if not (giving and self.missing) or any(
             self.fits(offer, index) for offer in giving for index in self.missing
@@ -259,32 +250,28 @@ class StateDownload(Download):
 
     # Pieces
 
-    def size_of(self, source: Source, index: int) -> int:
+    def size_of(self, source: StateOffer, index: int) -> int:
         return self.form.pieces[index].size
 
-    def fits(self, source: Source, index: int) -> bool:
-        assert isinstance(source, StateOffer)
+    def fits(self, source: StateOffer, index: int) -> bool:
         base = self._version
         if base is None or source.is_out:
             return False
         return source.version.fits(base, self.form.pieces[index].fragment, self._sync)
 
-    def take(self, source: Source) -> int | None:
-        assert isinstance(source, StateOffer)
+    def take(self, source: StateOffer) -> int | None:
         if source.auditing is not None or (index := self._audit_of(source)) is None:
             return super().take(source)
         source.audits, source.auditing = source.audits + 1, index
         self._audited_bytes += self.form.pieces[index].size
         return index
 
-    def give_back(self, source: Source, index: int) -> None:
-        assert isinstance(source, StateOffer)
+    def give_back(self, source: StateOffer, index: int) -> None:
         if source.auditing == index:
             source.auditing = None
         super().give_back(source, index)
 
-    async def put(self, source: Source, index: int, data: bytearray) -> None:
-        assert isinstance(source, StateOffer)
+    async def put(self, source: StateOffer, index: int, data: bytearray) -> None:
         digest = source.manifest.digests[index]
         values = await asyncio.to_thread(_verify, self.form.pieces[index], data, digest)
         if source.auditing == index:
@@ -312,8 +299,6 @@ class StateDownload(Download):
 
     def leave_out(self, offer: StateOffer) -> None:
         """Stop believing a donor. What it gave is fetched from others."""
-        if offer.is_out:
-            return
         offer.is_out = True
         offer.path.unlink(missing_ok=True)
         self._drop(lambda index: self._held[index] is offer)

@@ -93,7 +93,7 @@ class CheckpointInfo(BaseModel):
         return sum(file.size for file in self.parts)
 
     def is_complete(self) -> bool:
-        """Whether all files exist with their sizes. A cheap check; ``problems`` reads them."""
+        """Whether all files exist with their sizes; ``problems`` reads them."""
         paths = ((self.path / file.name, file.size) for file in self.parts)
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
@@ -147,11 +147,7 @@ def write_checkpoint(
     created_at: float,
     taken: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write all files of a checkpoint into ``folder`` and sync them.
-
-    ``taken`` is called once the tensors are not read any more. Raises CheckpointError if meta is
-    not JSON.
-    """
+    """Write all files of a checkpoint into ``folder`` and sync them. Raises CheckpointError."""
     from lowcomm_node.storage.state_file import write_state
 
     paths = {part: folder / f"{part}.safetensors" for part in tensors_by_part}
@@ -174,10 +170,8 @@ def write_checkpoint(
 
 
 def read_manifest(path: Path, step: int) -> CheckpointInfo:
-    """Read the manifest of the checkpoint in ``path``, which may be untrusted.
-
-    Raises CheckpointError if it is missing, damaged or malformed.
-    """
+    """Read the manifest of the checkpoint in ``path``, which may be untrusted. Raises
+    CheckpointError."""
     try:
         content = read_sealed_json(path / MANIFEST)
     except (OSError, ValueError) as error:
@@ -207,8 +201,7 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, keep: int = 3, disk_quota: DiskQuota | None = None) -> None:
-        """``disk_quota``: of the home. If it is short, fewer are kept, but always the newest sound
-        one."""
+        """``disk_quota``: of the home. It may keep fewer, but always the newest sound one."""
         if keep < 1:
             raise ConfigError(f"keep = {keep} would remove every checkpoint: set it to 1 or more.")
         self.folder = folder
@@ -264,8 +257,7 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in matches if match)
 
     def entries(self) -> list[CheckpointInfo]:
-        """The checkpoints with a readable manifest, oldest first; ``verify`` examines the
-        others."""
+        """The checkpoints with a readable manifest, oldest first."""
         infos: list[CheckpointInfo] = []
         for step in self.steps():
             with suppress(CheckpointError):
@@ -281,18 +273,14 @@ class CheckpointStore:
         return read_manifest(self._path(step), step)
 
     def verify(self, step: int) -> list[str]:
-        """Read every byte of a checkpoint. Returns its problems; empty if every bit is as it was
-        written."""
+        """Read every byte of a checkpoint. Returns its problems."""
         try:
             return self.info(step).problems()
         except CheckpointError as error:
             return [str(error)]
 
     def load(self, step: int, parts: Sequence[str] | None = None) -> Checkpoint:
-        """Read some parts (None: all), verified.
-
-        Raises CheckpointError if one is missing, damaged or not finite.
-        """
+        """Read parts (None: all). Raises CheckpointError if one is not sound, or not finite."""
         info = self._sound(step, parts)
         names = [file.part for file in info.parts] if parts is None else parts
         return Checkpoint(
@@ -300,10 +288,8 @@ class CheckpointStore:
         )
 
     def load_newest_usable(self, parts: Sequence[str] | None = None) -> Recovery:
-        """Read the newest sound checkpoint; reports which were skipped, and why.
-
-        Checkpoints from which training diverged are read only if there is no other.
-        """
+        """Read the newest sound checkpoint, one from which training diverged only if there is no
+        other."""
         steps = self.steps()
         notes = {step: self._diverged(step) for step in reversed(steps)}
         diverged = {step: note for step, note in notes.items() if note is not None}
@@ -329,12 +315,9 @@ class CheckpointStore:
         return Recovery(None, unusable, newest)
 
     def note_divergence(self, note: dict[str, Any]) -> int | None:
-        """Note that training diverged from the newest checkpoint, so that the next start reads the
-        one before.
-
-        Returns its step. Each repetition goes back one more. Raises OSError; ValueError if ``note``
-        is not plain JSON.
-        """
+        """Note that training diverged from the newest checkpoint without a note, so that the next
+        start reads the one before. Returns its step. Raises OSError, ValueError if ``note`` is not
+        plain JSON."""
         step = next((step for step in reversed(self.steps()) if self._diverged(step) is None), None)
         if step is not None:
             write_sealed_json(self._path(step) / DIVERGED, note)
@@ -350,11 +333,7 @@ class CheckpointStore:
 
     def export(self, step: int, path: Path) -> Path:
         """Write weights.safetensors, config.json (step, time and meta) and a tokenizer.json to a
-        new folder.
-
-        Raises CheckpointError if ``path`` exists or the weights are damaged or not finite,
-        DiskFull.
-        """
+        new folder. Raises CheckpointError if it exists or the weights are not sound, DiskFull."""
         with new_folder(path, self.info(step).size) as folder:
             info = self._sound(step, ["weights"])
             weights = info.path / "weights.safetensors"
@@ -386,9 +365,7 @@ class CheckpointStore:
 
     def _make_room(self, step: int, needed: int) -> None:
         """Remove the oldest checkpoints while the quota is short; never the newest sound one.
-
-        Raises DiskFull.
-        """
+        Raises DiskFull."""
         if self._disk_quota.most is None:
             return
         spared = max(self._sound_steps(), default=step)

@@ -39,10 +39,7 @@ def sha256_file(path: Path) -> str:
 
 
 def write_sealed_json(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON that carries its own digest, and sync it.
-
-    Raises ValueError or TypeError if it is not plain JSON.
-    """
+    """Write JSON with its own digest, and sync it. Raises ValueError or TypeError."""
     sealed = _seal(content)
     # Numeric keys are read back as text, which sorts differently.
     if _seal(json.loads(sealed)["content"]) != sealed:
@@ -53,10 +50,7 @@ def write_sealed_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
-    """Read what ``write_sealed_json`` wrote.
-
-    Raises OSError, or ValueError if a single bit differs.
-    """
+    """Read what ``write_sealed_json`` wrote. Raises OSError, ValueError if a single bit differs."""
     data = path.read_bytes()
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         content = json.loads(data)["content"]
@@ -95,10 +89,8 @@ def _disk_full(folder: Path, needed: int | None) -> DiskFull:
 
 @contextmanager
 def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of a folder; yields False if another holder has it and ``wait`` is false.
-
-    The kernel drops it when its holder dies, so a crash leaves no stale lock.
-    """
+    """Hold the lock of a folder, which ends with the process; yields False if another has it and
+    ``wait`` is false."""
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         yield lock(descriptor, fcntl.LOCK_EX, wait=wait)
@@ -180,10 +172,8 @@ def read_small(path: Path, limit: int) -> bytes:
 
 
 def load_or_create_identity(path: Path) -> Identity:
-    """Read this node's key (mode 0600), or make one. An existing file is never replaced.
-
-    Raises ConfigError if it is not a key, or can't be read or written, DiskFull.
-    """
+    """Read this node's key (mode 0600), or make one; no file is replaced. Raises ConfigError,
+    DiskFull."""
     try:
         if not path.exists():
             _create(path, Identity(secrets.token_bytes(KEY_BYTES)).to_libp2p())
@@ -203,10 +193,8 @@ def load_or_create_identity(path: Path) -> Identity:
 
 @contextmanager
 def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
-    """A fresh key that ends with this process, even on SIGKILL, and a path for its children to read
-    it."""
+    """A fresh key that ends with this process, and a path in memory for its children to read it."""
     identity = Identity(secrets.token_bytes(KEY_BYTES))
-    # A file in memory: p2pd reads its key from a path, and this one never reaches a disk.
     descriptor = os.memfd_create("identity")
     try:
         os.fchmod(descriptor, 0o600)
@@ -217,10 +205,7 @@ def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
 
 
 def _create(path: Path, data: bytes) -> None:
-    """Write a new file. If two processes race, both use the file of the first.
-
-    Raises ConfigError if the home belongs to another user.
-    """
+    """Write a new file. If two processes race, both use the file of the first."""
     if path.parent.exists():
         _check_owner(path.parent)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -238,8 +223,7 @@ def _create(path: Path, data: bytes) -> None:
 
 
 def _check_owner(home: Path) -> None:
-    """Raise ConfigError if a home belongs to another user, who could change its files, keys
-    included."""
+    """Raise ConfigError if a home belongs to another user, who could change its keys."""
     owner, ours = home.stat().st_uid, os.geteuid()
     if owner not in (ours, 0):
         raise ConfigError(

@@ -33,7 +33,7 @@ def data_folder(program: str) -> Path:
 
 
 class _InHome:
-    """A file or folder of the home."""
+    """File or folder of the home."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,7 +43,7 @@ class _InHome:
 
 
 class _OfRun:
-    """A file or folder of one run, by the run's fingerprint."""
+    """File or folder of one run, by the run's fingerprint."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -60,35 +60,27 @@ class Paths:
 
     identity = _InHome("identity.key")  # the private key, 0600, in libp2p's form
     lock = _InHome("lock")  # held by the daemon of this home
-    control = _InHome("control.json")
-    """Socket, port and token of the control API, 0600; exists while the daemon runs."""
-    control_socket = _InHome("control.sock")
-    """Socket (0600) of the control API for commands, where the file system takes sockets."""
-    page_link = _InHome("open.html")
-    """A page that leads a browser to that of the node, 0600: its link has a key."""
+    control = _InHome("control.json")  # socket, port and token of the running daemon's API, 0600
+    control_socket = _InHome("control.sock")  # of that API for commands, 0600
+    page_link = _InHome("open.html")  # leads a browser to the node's page, by a key: 0600
     config = _InHome("config.toml")  # settings that the owner wrote
-    pause = _InHome("pause.json")
-    """Until when the owner has paused this node; exists while it is paused."""
+    pause = _InHome("pause.json")  # until when the owner has paused this node, if at all
     data = _InHome("data")  # cache of tokenized text
-    compiled = _InHome("compiled")
-    """Kernels that torch has compiled for the GPU, for the next start."""
+    compiled = _InHome("compiled")  # kernels of torch for the GPU, for the next start
     runs = _InHome("runs")  # folders of runs, named by their fingerprints
     run = _OfRun("")  # folder of one run
     signed_run = _OfRun("run.json")  # the signed specification of one run
-    remembered_peers = _OfRun("doors.json")
-    """Peers and bootstrap servers of one run that have answered, for the next start."""
+    remembered_peers = _OfRun("doors.json")  # peers and bootstrap servers that have answered
     claim = _OfRun("claim")  # the claim by which this node came to a run; valid for no other peer
     uses = _OfRun("uses")  # claims of other peers on invites of a run, so that a use stays used
     removals = _OfRun("removals")  # the newest list of peers that the creator of a run has removed
     amendments = _OfRun("amendments")  # the creator's amendments of a run
     tokenizer = _OfRun("tokenizer.json")  # the tokenizer of one run, beside its checkpoints
-    start = _OfRun("start")
-    """Weights that one run begins with: files that came from peers, and links to others."""
+    start = _OfRun("start")  # weights to begin with: files from peers, and links to the owner's
     incoming = _OfRun("incoming")  # state of one run that is being copied from others
     gathered = _OfRun("gathered")  # slow weights of peers of one run, while an export averages them
     snapshots = _OfRun("snapshots")  # state of one run for others to copy, while the node runs
-    journal = _OfRun("journal.db")
-    """Journal of this node in one run: SQLite, with a write-ahead log beside it."""
+    journal = _OfRun("journal.db")  # SQLite, with a write-ahead log beside it
     tracked = _OfRun("tracked")  # how far trackers have read the journal of one run, a file each
     slow = _OfRun("slow")  # slow weights of one run, while a trainer runs
     checkpoints = _OfRun("checkpoints")  # checkpoints of one run

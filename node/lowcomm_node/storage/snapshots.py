@@ -22,7 +22,7 @@ from pathlib import Path
 from time import monotonic
 
 from lowcomm_node.errors import NodeError, RetryLater
-from lowcomm_node.storage.files import disk_full_error, require_space
+from lowcomm_node.storage.files import WRITING, disk_full_error, require_space
 from lowcomm_node.system.logs import log
 from lowcomm_protocol.state import name_of
 
@@ -32,7 +32,6 @@ SHORTEST_LIFE = 2.0
 """Seconds before another one is made, and at least this many times what making one takes:"""
 COST_SHARE = 4.0
 FAILED_PAUSE = 30.0  # seconds before the next attempt after a failure
-_WRITING = ".writing-"
 
 
 def write_snapshot(
@@ -42,14 +41,11 @@ def write_snapshot(
     seal: Callable[[list[bytes]], bytes],
     taken: Callable[[], None] = lambda: None,
 ) -> str:
-    """Write ``size`` bytes of pieces, and the manifest that ``seal`` makes of their digests.
-
-    ``taken`` is called after the last piece; what it raises ends the writing. Returns the name.
-    Raises DiskFull.
-    """
+    """Write ``size`` bytes of pieces, and the manifest that ``seal`` makes of their digests; its
+    name. ``taken`` is called after the last piece, and may raise. Raises DiskFull."""
     folder.mkdir(parents=True, exist_ok=True)
     require_space(folder, size)
-    temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=folder))
+    temporary = Path(tempfile.mkdtemp(prefix=WRITING, dir=folder))
     try:
         with disk_full_error(folder, size):
             with (temporary / "state").open("wb") as file:
@@ -98,11 +94,8 @@ class Snapshots:
         useless: float = inf,
     ) -> None:
         """``make`` writes one into ``folder``, and returns name and swarm step. It is old after
-        ``stale`` steps.
-
-        One more than ``useless`` swarm steps away, as after a merge with a peer far ahead, helps
-        nobody: `SHORTEST_LIFE` does not keep it.
-        """
+        ``stale`` steps; more than ``useless`` steps away, as after a merge with a peer far ahead,
+        it helps nobody, and `SHORTEST_LIFE` does not keep it."""
         self.folder = folder
         self._make = make
         self._swarm_step = swarm_step
@@ -110,18 +103,14 @@ class Snapshots:
         self._useless = useless
         self._held: list[StoredSnapshot] = []
         self._making = asyncio.Lock()
-        self._failed = float("-inf")
+        self._failed = -inf
         shutil.rmtree(folder, ignore_errors=True)
 
     @asynccontextmanager
-    async def use(self, wanted: bytes = b"") -> AsyncIterator[StoredSnapshot]:
-        """Context that holds the snapshot of this name, or a fresh one.
-
-        Raises RetryLater if none can be made now.
-        """
-        snapshot = (
-            next((one for one in self._held if one.name == wanted), None) or await self._fresh()
-        )
+    async def use(self, name: bytes = b"") -> AsyncIterator[StoredSnapshot]:
+        """Context that holds the snapshot of this name, or a fresh one. Raises RetryLater."""
+        known = next((one for one in self._held if one.name == name), None)
+        snapshot = known or await self._fresh()
         snapshot.users += 1
         try:
             yield snapshot
@@ -140,23 +129,20 @@ class Snapshots:
             newest = self._held[-1] if self._held else None
             if newest is not None and (not self._is_old(newest) or not self._has_room()):
                 return newest
-            if monotonic() - self._failed < FAILED_PAUSE:
-                raise RetryLater("no snapshot can be made here now: ask another peer, or later.")
             began = monotonic()
+            refusal = RetryLater("no snapshot can be made here now: ask another peer, or later.")
+            if began - self._failed < FAILED_PAUSE:
+                raise refusal
             try:
                 name, swarm_step = await self._make()
             except NodeError as error:
                 self._failed = monotonic()
                 log.info("snapshot.failed", reason=str(error))
-                if newest is not None:
-                    return newest
-                # The error names a path of this machine, which other peers must not see.
-                raise RetryLater(
-                    "no snapshot can be made here now: ask another peer, or later."
-                ) from None
-            path = self.folder / name
-            made = StoredSnapshot(path, swarm_step, monotonic(), monotonic() - began)
-            self._held = [one for one in self._held if one.path != path] + [made]
+                if newest is None:  # the error names a path of this machine
+                    raise refusal from None
+                return newest
+            made = StoredSnapshot(self.folder / name, swarm_step, monotonic(), monotonic() - began)
+            self._held = [one for one in self._held if one.path != made.path] + [made]
             return made
 
     def _is_old(self, one: StoredSnapshot) -> bool:
@@ -172,9 +158,9 @@ class Snapshots:
         return len(self._held) < MAX_SNAPSHOTS
 
     def _prune(self) -> None:
-        now = monotonic()
-        for one in [one for one in self._held if not one.users and now - one.left >= KEEP_SECONDS]:
-            self._remove(one)
+        for one in list(self._held):
+            if not one.users and monotonic() - one.left >= KEEP_SECONDS:
+                self._remove(one)
 
     def _remove(self, one: StoredSnapshot) -> None:
         self._held.remove(one)

@@ -64,18 +64,13 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def read_state(path: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Read a file whose digest has been checked.
-
-    Raises CheckpointError if it is not a safetensors file.
-    """
+    """Read a file whose digest has been checked. Raises CheckpointError."""
     try:
         return load_file(path, device=device)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:  # a writer may have removed it meanwhile
         raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}): remove its checkpoint."
+            f"{path} is not a whole safetensors file ({error}): use another checkpoint."
         ) from error
-    except OSError as error:  # a writer may have removed it meanwhile
-        raise CheckpointError(f"{path} can't be read ({error}): use a newer checkpoint.") from error
 
 
 _PREFIX = ".mapped-"
