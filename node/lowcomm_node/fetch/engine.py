@@ -189,13 +189,14 @@ class PeerSession:
             opened = await self._wait_for_turn(stream)
             listing = bytearray()
             await self._read(stream, listing, self._download.listing_bytes(opened))
-            if self._source is None or self._name != opened.name:
+            source = self._source
+            if source is None or self._name != opened.name:
                 self._close_source()
-                self._source = await self._download.open(self.peer, opened, bytes(listing))
-                self._name = opened.name
+                source = await self._download.open(self.peer, opened, bytes(listing))
+                self._source, self._name = source, opened.name
             for number, index in enumerate(self._asked):  # of the stream before
                 await _ask(stream, index, 0 if number else len(self._data))
-            await self._take_pieces(stream, self._source)
+            await self._take_pieces(stream, source)
             await stream.close()
         except LinkLost:
             if call.done():

@@ -1,10 +1,12 @@
 """Text becomes tokens once, in a cache that no crash can spoil; what is held out is never trained
 on; batches resume."""
 
+import errno
 import gzip
 import hashlib
 import itertools
 import json
+import os
 import random
 import shutil
 import string
@@ -290,6 +292,23 @@ def test_a_folder_of_several_kinds_is_refused_with_its_files_and_the_remedy_work
         assert len(list(open_corpus(f"{kind}:{tmp_path}").documents())) == count
 
 
+def test_a_folder_that_can_not_be_read_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    closed, scandir = tmp_path / "closed", os.scandir
+    closed.mkdir()
+
+    def refuse(path: Path) -> Any:  # permissions bind no root
+        if Path(path) == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(closed))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ConfigError, match=rf"{closed} can't be read \(.*\): correct its permiss"):
+        open_corpus(str(tmp_path))
+
+
 # Corpora: what is trained on and what is held out
 
 
@@ -431,6 +450,13 @@ def test_text_that_is_not_utf8_is_named_where_letters_would_be_lost(
     with pytest.raises(DataError, match=r"old\.txt is not UTF-8 \(byte 0xf6\): .*iconv"):
         open_data(str(path), str(tokenizer_file), cache)
     assert open_data(str(path), "bytes", cache).tokens == path.stat().st_size + 2
+
+
+def test_a_window_is_the_same_whatever_shards_it_lies_in() -> None:
+    cut = split_of(range(100), shards=7)
+    for start in range(100):
+        for length in range(1, 101 - start):
+            assert cut.window(start, length).tolist() == list(range(start, start + length))
 
 
 def test_a_token_beyond_the_vocabulary_is_an_error_rather_than_the_end_of_the_trainer() -> None:
