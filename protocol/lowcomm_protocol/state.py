@@ -22,7 +22,8 @@ swarm, they are equal here too, fragment by fragment.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Self
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from google.protobuf.message import DecodeError
 
@@ -58,15 +59,8 @@ class Piece:
     @property
     def counts(self) -> tuple[int, ...]:
         """Values of each vector."""
-        numel = self.stop - self.start
-        return (
-            numel,
-            numel,
-            numel,
-            numel,
-            self.seconds[1] - self.seconds[0],
-            self.blocks[1] - self.blocks[0],
-        )
+        ends = (*[(self.start, self.stop)] * 4, self.seconds, self.blocks)
+        return tuple(stop - start for start, stop in ends)
 
     @property
     def size(self) -> int:
@@ -80,8 +74,8 @@ def plan_pieces(fragments: Sequence[Runs], ranges: bool) -> tuple[Piece, ...]:
     ``ranges``: whether the codec is a modulo codec.
     """
     total = sum(numel for runs in fragments for numel, _ in runs)
-    wanted = -(-total // PIECES // BLOCK) * BLOCK
-    step = min(MOST_VALUES, max(LEAST_VALUES, wanted))
+    usual = -(-total // PIECES // BLOCK) * BLOCK
+    step = min(MOST_VALUES, max(LEAST_VALUES, usual))
     pieces: list[Piece] = []
     for fragment, runs in enumerate(fragments):
         numel = sum(count for count, _ in runs)
@@ -95,11 +89,11 @@ def plan_pieces(fragments: Sequence[Runs], ranges: bool) -> tuple[Piece, ...]:
 
 def _seconds_before(runs: Runs, stop: int) -> int:
     """How many of a fragment's first ``stop`` values have a second moment."""
-    found = start = 0
-    for count, second in runs:
-        found += max(0, min(stop - start, count)) if second else 0
-        start += count
-    return found
+    count = start = 0
+    for numel, second in runs:
+        count += max(0, min(stop - start, numel)) if second else 0
+        start += numel
+    return count
 
 
 MOST_MOMENTS = 1 << 24
@@ -127,8 +121,30 @@ class StateForm:
         cls, run_id: str, plan: str, steps: int, fragments: Sequence[Runs], ranges: bool
     ) -> Self:
         """The form of a run's state."""
-        told = tuple(tuple((numel, second) for numel, second in runs) for runs in fragments)
-        return cls(run_id, plan, steps, told, ranges, plan_pieces(told, ranges))
+        kept = tuple(tuple((numel, second) for numel, second in runs) for runs in fragments)
+        return cls(run_id, plan, steps, kept, ranges, plan_pieces(kept, ranges))
+
+    def manifest(
+        self,
+        swarm_step: int,
+        moments: int,
+        versions: Sequence[int],
+        slow_digests: Sequence[bytes],
+        digests: Sequence[bytes],
+    ) -> pb.Manifest:
+        """The manifest of a snapshot.
+
+        ``moments``: steps in the inner optimizer's moments; 0: there are none yet.
+        """
+        return pb.Manifest(
+            run_id=bytes.fromhex(self.run_id),
+            plan=bytes.fromhex(self.plan),
+            swarm_step=swarm_step,
+            moments=moments,
+            versions=versions,
+            slow_digests=slow_digests,
+            digests=digests,
+        )
 
     @property
     def size(self) -> int:
@@ -138,12 +154,7 @@ class StateForm:
     @property
     def offsets(self) -> tuple[int, ...]:
         """The start of each piece in a file with all pieces in order."""
-        starts: list[int] = []
-        at = 0
-        for piece in self.pieces:
-            starts.append(at)
-            at += piece.size
-        return tuple(starts)
+        return tuple(accumulate((piece.size for piece in self.pieces[:-1]), initial=0))
 
     @property
     def largest_manifest(self) -> int:
@@ -171,33 +182,14 @@ def tolerated_lag(sync: SyncSettings) -> int:
     return 2 * sync.interval if sync.consensus > 0 else sync.interval // sync.fragments
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """One state at one moment."""
+def version_of(manifest: pb.Manifest) -> Version:
+    """Decides whether the pieces of a snapshot fit others."""
+    return Version(manifest.swarm_step, tuple(manifest.slow_digests))
 
-    swarm_step: int
-    moments: int
-    """Steps in the inner optimizer's moments; 0: there are none yet."""
-    versions: tuple[int, ...]
-    slow_digests: tuple[bytes, ...]
-    digests: tuple[bytes, ...]
 
-    @property
-    def version(self) -> Version:
-        """Decides whether its pieces fit others."""
-        return Version(self.swarm_step, self.slow_digests)
-
-    def to_bytes(self, form: StateForm) -> bytes:
-        """Encode the manifest."""
-        return pb.Manifest(
-            run_id=bytes.fromhex(form.run_id),
-            plan=bytes.fromhex(form.plan),
-            swarm_step=self.swarm_step,
-            moments=self.moments,
-            versions=self.versions,
-            slow_digests=self.slow_digests,
-            digests=self.digests,
-        ).SerializeToString(deterministic=True)
+def write_manifest(manifest: pb.Manifest) -> bytes:
+    """The one encoding of a manifest."""
+    return manifest.SerializeToString(deterministic=True)
 
 
 def name_of(manifest: bytes) -> bytes:
@@ -205,7 +197,7 @@ def name_of(manifest: bytes) -> bytes:
     return sha256(manifest).digest()
 
 
-def read_manifest(data: bytes, form: StateForm) -> Manifest:
+def read_manifest(data: bytes, form: StateForm) -> pb.Manifest:
     """Read an untrusted manifest.
 
     Raises `ProtocolViolation` if it is not one of this run.
@@ -215,38 +207,41 @@ def read_manifest(data: bytes, form: StateForm) -> Manifest:
             f"a manifest of {len(data)} bytes: at most {form.largest_manifest} are needed"
         )
     try:
-        told = pb.Manifest.FromString(data)
+        manifest = pb.Manifest.FromString(data)
     except DecodeError:
         raise ProtocolViolation("bytes that are no manifest") from None
-    if told.run_id.hex() != form.run_id or told.plan.hex() != form.plan:
-        raise ProtocolViolation("a manifest of another run or plan")
-    if told.swarm_step > form.steps:
-        raise ProtocolViolation(
-            f"a snapshot of swarm step {told.swarm_step} in a run of {form.steps}"
-        )
-    if told.moments >= MOST_MOMENTS or any(version >= _LARGEST_NUMBER for version in told.versions):
-        raise ProtocolViolation("a manifest with numbers that no training reaches")
-    count = len(form.fragments)
-    if (len(told.versions), len(told.slow_digests), len(told.digests)) != (
-        count,
-        count,
-        len(form.pieces),
-    ):
-        raise ProtocolViolation("a manifest of other fragments or pieces than the plan's")
-    if any(len(digest) != _DIGEST for digest in (*told.slow_digests, *told.digests)):
-        raise ProtocolViolation("a manifest with digests that are none")
-    return Manifest(
-        swarm_step=told.swarm_step,
-        moments=told.moments,
-        versions=tuple(told.versions),
-        slow_digests=tuple(told.slow_digests),
-        digests=tuple(told.digests),
+    manifest.DiscardUnknownFields()  # or every copy could have a name of its own
+    step, count = manifest.swarm_step, len(form.fragments)
+    lengths = len(manifest.versions), len(manifest.slow_digests), len(manifest.digests)
+    every = (*manifest.slow_digests, *manifest.digests)
+    faults = (
+        (
+            (manifest.run_id.hex(), manifest.plan.hex()) != (form.run_id, form.plan),
+            "a manifest of another run or plan",
+        ),
+        (step > form.steps, f"a snapshot of swarm step {step} in a run of {form.steps}"),
+        (
+            manifest.moments >= MOST_MOMENTS
+            or any(v >= _LARGEST_NUMBER for v in manifest.versions),
+            "a manifest with numbers that no training reaches",
+        ),
+        (
+            lengths != (count, count, len(form.pieces)),
+            "a manifest of other fragments or pieces than the plan's",
+        ),
+        (
+            any(len(digest) != _DIGEST for digest in every),
+            "a manifest with digests that are none",
+        ),
     )
+    for applies, fault in faults:
+        if applies:
+            raise ProtocolViolation(fault)
+    return manifest
 
 
-@dataclass(frozen=True)
-class Values:
-    """The vectors of one piece, or of a whole fragment."""
+class Values(NamedTuple):
+    """The vectors of one piece, in its order."""
 
     theta: "Vector"
     phi: "Vector"
@@ -255,32 +250,11 @@ class Values:
     second: "Vector"
     ranges: "Vector"
 
-    def cut(self, piece: Piece) -> "Values":
-        """The values of a piece, as views of a fragment's."""
-        these, seconds, blocks = (
-            slice(piece.start, piece.stop),
-            slice(*piece.seconds),
-            slice(*piece.blocks),
-        )
-        return Values(
-            self.theta[these],
-            self.phi[these],
-            self.delta[these],
-            self.first[these],
-            self.second[seconds],
-            self.ranges[blocks],
-        )
-
-    @property
-    def vectors(self) -> "tuple[Vector, ...]":
-        """In the order of a piece."""
-        return (self.theta, self.phi, self.delta, self.first, self.second, self.ranges)
-
     def to_bytes(self) -> bytes:
         """Encode a piece."""
         import numpy as np
 
-        return np.concatenate(self.vectors).astype("<f4", copy=False).tobytes()
+        return np.concatenate(self).astype("<f4", copy=False).tobytes()
 
 
 def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
@@ -295,15 +269,10 @@ def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
     import numpy as np
 
     flat: Vector = np.frombuffer(data, dtype="<f4")
-    vectors: list[Vector] = []
-    start = 0
-    for count in piece.counts:
-        vectors.append(flat[start : start + count])
-        start += count
+    values = Values(*np.split(flat, list(accumulate(piece.counts[:-1]))))
     # The extremes suffice, and need no mask in memory: NaN spreads to both.
     if not (np.isfinite(flat.min()) and np.isfinite(flat.max())):
         raise ProtocolViolation(f"piece {piece.index} holds NaN or infinity")
-    values = Values(*vectors)
     if values.second.size and values.second.min() < 0:
         raise ProtocolViolation(f"piece {piece.index} holds impossible moments")
     return values

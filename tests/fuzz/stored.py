@@ -24,7 +24,7 @@ from lowcomm_node.system.units import read_rate, read_size, write_rate, write_si
 from lowcomm_node.web import server
 from lowcomm_node.web.api import QUERIES
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.state import Manifest, StateForm, read_manifest, read_piece
+from lowcomm_protocol.state import StateForm, read_manifest, read_piece, write_manifest
 
 TENSORS = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4), "b.c": torch.ones(2)}
 META = {
@@ -45,7 +45,7 @@ FORM = StateForm.of("ab" * 32, "cd" * 32, 1000, [[(300, True), (100, False)], [(
 def snapshot_manifest() -> Made:
     """What a donor says of its state: a late peer believes it, or refuses it."""
     digests, slow = tuple(bytes([n]) * 32 for n in range(len(FORM.pieces))), (b"s" * 32,) * 2
-    whole = Manifest(40, 20, (1, 2), slow, digests).to_bytes(FORM)
+    whole = write_manifest(FORM.manifest(40, 20, (1, 2), slow, digests))
 
     def run(data: bytes) -> None:
         try:
@@ -55,7 +55,7 @@ def snapshot_manifest() -> Made:
             return
         assert found.swarm_step <= FORM.steps and len(found.digests) == len(FORM.pieces)
 
-    far = Manifest(1001, 1 << 30, (1 << 60, 2), slow, digests).to_bytes(FORM)
+    far = write_manifest(FORM.manifest(1001, 1 << 30, (1 << 60, 2), slow, digests))
     return run, [whole, whole[:-7], far, whole + whole]
 
 
@@ -72,7 +72,7 @@ def piece() -> Made:
         except ProtocolViolation as error:
             assert len(str(error)) < 2000
             return
-        assert all(bool(np.isfinite(vector).all()) for vector in values.vectors)
+        assert all(bool(np.isfinite(vector).all()) for vector in values)
         assert not values.second.size or values.second.min() >= 0
 
     numbers = np.linspace(0.0, 1.0, max(one.size for one in kinds) // 4, dtype="<f4").tobytes()

@@ -18,10 +18,11 @@ from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.storage.snapshots import Snapshots, write_snapshot
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.sections import SyncSettings
-from lowcomm_protocol.state import Manifest, Piece, StateForm, Values
+from lowcomm_protocol.state import Piece, StateForm, Values, write_manifest
 
 STEP = 400
 INTERVAL = 20
@@ -69,14 +70,14 @@ def manifest(
     digests: Sequence[bytes],
     step: int = STEP,
     slow: Sequence[int] = (1, 1),
-) -> Manifest:
+) -> pb.Manifest:
     """What goes with such pieces; ``slow``: equal numbers stand for equal slow weights."""
-    return Manifest(
+    return form.manifest(
         swarm_step=step,
         moments=step,
         versions=(7, 8),
-        slow_digests=tuple(bytes([number]) * 32 for number in slow),
-        digests=tuple(digests),
+        slow_digests=[bytes([number]) * 32 for number in slow],
+        digests=digests,
     )
 
 
@@ -122,7 +123,7 @@ class Donor:
         step, slow = self.step, self.slow
 
         def seal(digests: list[bytes]) -> bytes:
-            return manifest(self.form, digests, step, slow).to_bytes(self.form)
+            return write_manifest(manifest(self.form, digests, step, slow))
 
         size = self.form.size
         return await asyncio.to_thread(write_snapshot, self.folder, size, self.pieces, seal), step

@@ -32,7 +32,15 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.sections import SyncSettings
-from lowcomm_protocol.state import Manifest, Piece, StateForm, Version, name_of, read_manifest
+from lowcomm_protocol.state import (
+    Piece,
+    StateForm,
+    Version,
+    name_of,
+    read_manifest,
+    version_of,
+    write_manifest,
+)
 
 if TYPE_CHECKING:
     from lowcomm_protocol.state import Values
@@ -50,7 +58,7 @@ Plausible = Callable[[PeerInfo, int], Awaitable[bool]]
 class StateOffer(Source):
     """One snapshot of one donor."""
 
-    manifest: Manifest
+    manifest: pb.Manifest
     path: Path
     """Copy of the manifest."""
     audits: int = 0
@@ -64,7 +72,7 @@ class StateOffer(Source):
     @property
     def version(self) -> Version:
         """Decides whether its pieces fit those of others."""
-        return self.manifest.version
+        return version_of(self.manifest)
 
 
 class StateDownload(Download[StateOffer]):
@@ -82,7 +90,7 @@ class StateDownload(Download[StateOffer]):
         super().__init__("state", pb.Enter(state=b""), form.size)
         self.folder = folder
         self.form = form
-        self.base: Manifest | None = None
+        self.base: pb.Manifest | None = None
         self.missing = dict.fromkeys(range(len(form.pieces)))
         self._sync = sync
         self._random = random
@@ -104,7 +112,7 @@ class StateDownload(Download[StateOffer]):
         self._state = os.open(self.folder / "state", os.O_RDWR | os.O_CREAT, 0o600)
         if (manifest := self._read(self.folder / "manifest")) is not None:
             self.base = manifest
-            self.enter = pb.Enter(state=name_of(manifest.to_bytes(self.form)))
+            self.enter = pb.Enter(state=name_of(write_manifest(manifest)))
         for path in sorted(self.folder.glob("*.*[0-9]")):
             if (manifest := self._read(path)) is None or self.base is None:
                 path.unlink()
@@ -122,16 +130,16 @@ class StateDownload(Download[StateOffer]):
             self._set_base(None)
         require_space(self.folder, self.total - self.size)
 
-    def _read(self, path: Path) -> Manifest | None:
+    def _read(self, path: Path) -> pb.Manifest | None:
         """A manifest, unless it is of another state."""
         with suppress(OSError, ProtocolViolation):
             return read_manifest(path.read_bytes(), self.form)
         return None
 
-    def _write(self, path: Path, manifest: Manifest) -> None:
+    def _write(self, path: Path, manifest: pb.Manifest) -> None:
         with disk_full_error(self.folder):
             temporary = self.folder / ".manifest"
-            temporary.write_bytes(manifest.to_bytes(self.form))
+            temporary.write_bytes(write_manifest(manifest))
             temporary.replace(path)
 
     def _stored(self, index: int) -> bytes:
@@ -204,9 +212,10 @@ class StateDownload(Download[StateOffer]):
             )
         return self.offer(peer.peer_id, manifest)
 
-    def offer(self, peer: str, manifest: Manifest) -> StateOffer:
+    def offer(self, peer: str, manifest: pb.Manifest) -> StateOffer:
         """A donor serves this snapshot now. Raises CheckpointError if there were too many."""
-        same = (one for one in self._offers if one.peer == peer and one.version == manifest.version)
+        version = version_of(manifest)
+        same = (one for one in self._offers if one.peer == peer and one.version == version)
         if (offer := next(same, None)) is None:
             if len(self._offers) >= MAX_OFFERS:
                 raise CheckpointError(f"more than {MAX_OFFERS} snapshots were offered")
@@ -225,14 +234,14 @@ class StateDownload(Download[StateOffer]):
 
     @property
     def _version(self) -> Version | None:
-        return self.base.version if self.base is not None else None
+        return version_of(self.base) if self.base is not None else None
 
-    def _set_base(self, manifest: Manifest | None) -> None:
+    def _set_base(self, manifest: pb.Manifest | None) -> None:
         """Have all pieces fit this manifest from now on; None: until a donor offers the next."""
         self.base, self.enter = manifest, pb.Enter(state=b"")
         if manifest is not None:
             self._write(self.folder / "manifest", manifest)
-            self.enter = pb.Enter(state=name_of(manifest.to_bytes(self.form)))
+            self.enter = pb.Enter(state=name_of(write_manifest(manifest)))
             self._drop(lambda index: not self.fits(self._held[index], index))
 
     def _look_after_version(self) -> None:

@@ -25,7 +25,7 @@ from lowcomm_protocol.exchange.outer import worst_block_spread
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.state import Piece
+from lowcomm_protocol.state import Piece, version_of
 
 Attack = Literal["nan", "huge", "flipped", "flipped-huge", "stale", "clock", "shapes", "endless"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
@@ -244,11 +244,11 @@ class Swarm:
         manifests = {one: one.manifest([]) for one in copies}
 
         def read(piece: Piece) -> bytes:
-            version = manifests[base].version
+            version = version_of(manifests[base])
             good = [
                 one
                 for one in copies
-                if manifests[one].version.fits(version, piece.fragment, self.spec.sync)
+                if version_of(manifests[one]).fits(version, piece.fragment, self.spec.sync)
             ]
             return good[piece.index % len(good)].piece(piece)
 

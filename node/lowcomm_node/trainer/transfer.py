@@ -18,9 +18,17 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.exchange.judging import UsualNorm
+from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan import Fragment, FragmentProgress, SyncSchedule
 from lowcomm_protocol.rows import between
-from lowcomm_protocol.state import Manifest, Piece, StateForm, Values, read_manifest, read_piece
+from lowcomm_protocol.state import (
+    Piece,
+    StateForm,
+    Values,
+    read_manifest,
+    read_piece,
+    write_manifest,
+)
 
 Read = Callable[[Piece], bytes]
 RANGE = "range"
@@ -71,20 +79,20 @@ class StateSnapshot:
             second=_flat(self._seconds[p], self._second, piece.seconds),
             ranges=_zeros((0, 0)) if ranges is None else ranges[slice(*piece.blocks)],
         )
-        if not all(is_finite(torch.from_numpy(vector)) for vector in values.vectors):
+        if not all(is_finite(torch.from_numpy(vector)) for vector in values):
             raise NotFinite(
                 f"Fragment {p} of our state is not finite: it is not handed to joiners."
             )
         return values.to_bytes()
 
-    def manifest(self, digests: list[bytes]) -> Manifest:
+    def manifest(self, digests: list[bytes]) -> pb.Manifest:
         """Its manifest; ``digests`` are those of its pieces."""
-        return Manifest(
+        return self.form.manifest(
             swarm_step=self.swarm_step,
             moments=self._moments,
             versions=self._versions,
-            slow_digests=tuple(sha256(phi.numpy().data).digest() for phi in self._phi),
-            digests=tuple(digests),
+            slow_digests=[sha256(phi.numpy().data).digest() for phi in self._phi],
+            digests=digests,
         )
 
     def write(self, folder: Path, taken: Callable[[], None] = lambda: None) -> str:
@@ -95,12 +103,12 @@ class StateSnapshot:
         pieces, size = map(self.piece, self.form.pieces), self.form.size
 
         def seal(digests: list[bytes]) -> bytes:
-            return self.manifest(digests).to_bytes(self.form)
+            return write_manifest(self.manifest(digests))
 
         return write_snapshot(folder, size, pieces, seal, taken)
 
 
-def adopt(replica: Replica, manifest: Manifest, read: Read, back: bool = False) -> None:
+def adopt(replica: Replica, manifest: pb.Manifest, read: Read, back: bool = False) -> None:
     """Take over weights, slow weights, momenta and swarm step of others; keep our steps and data.
 
     ``read`` gives each piece, twice. ``back``: their swarm step holds even if ours is ahead of it.

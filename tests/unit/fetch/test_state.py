@@ -268,7 +268,7 @@ def reply(**kind: object) -> bytes:
 def opened(form=SMALL, pieces: list[bytes] | None = None, **changes: object) -> list[bytes]:
     """How a donor begins that says something else about its snapshot."""
     digests = [sha256(data).digest() for data in pieces or [bytes(one.size) for one in form.pieces]]
-    told = pb.Manifest.FromString(manifest(form, digests).to_bytes(form))
+    told = manifest(form, digests)
     for name, value in changes.items():
         told.ClearField(name)
         if isinstance(value, list):

@@ -42,7 +42,7 @@ from lowcomm_protocol.matching import Offer, must_realign
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.state import read_manifest
+from lowcomm_protocol.state import read_manifest, write_manifest
 
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
 STEPS = 48
@@ -287,7 +287,7 @@ def joined_at_a_liar(dataset: Dataset, method: str, claims: bool) -> Swarm:
         if peer is not newcomer:
             return Swarm.copy_state(swarm, peer)
         taken = StateSnapshot(donor.replica)
-        manifest = taken.manifest([bytes(32)] * len(taken.form.pieces)).to_bytes(taken.form)
+        manifest = write_manifest(taken.manifest([bytes(32)] * len(taken.form.pieces)))
         if claims:
             fragments = len(taken.form.fragments)
             lies = pb.Manifest.FromString(manifest)

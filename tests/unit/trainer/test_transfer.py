@@ -14,7 +14,6 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange.judging import MAX_CLAIM, PLAUSIBLE, UsualNorm
 from lowcomm_protocol.matching import Offer
-from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.state import (
@@ -155,7 +154,7 @@ def test_who_copies_a_state_has_all_that_it_trained_merged_and_its_exchanges_are
 def claiming(taken: transfer.StateSnapshot, usual: float, versions: int, moments: int) -> bytes:
     """The manifest of a donor that claims what it likes of norms and counters."""
     form = taken.form
-    message = pb.Manifest.FromString(taken.manifest([bytes(32)] * len(form.pieces)).to_bytes(form))
+    message = taken.manifest([bytes(32)] * len(form.pieces))
     message.versions[:] = [versions] * len(form.fragments)
     message.moments = moments
     norms = np.full(len(form.fragments), usual, dtype="<f4").tobytes()
