@@ -16,9 +16,7 @@ from lowcomm_node.node.ipc import Message, decode, encode
 from lowcomm_node.node.messages import (
     Build,
     Done,
-    Evaluate,
     FailureKind,
-    HeldOutLoss,
     InnerStepTaken,
     Ready,
     RequestFailed,
@@ -72,8 +70,6 @@ def main() -> None:
                     send(RequestFailed(text=details[1], exit_code=int(details[0])), number)
                 case Build():
                     send(READY, number)
-                case Evaluate():
-                    send(HeldOutLoss(loss=1.0), number)
                 case Train(on=on):
                     (training.set if on else training.clear)()
                     send(Done(), number)

@@ -8,16 +8,17 @@ import socket
 import sys
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from lowcomm_node.node.messages import failure_of, is_foreseen
-from lowcomm_node.system.command import importing
+from lowcomm_node.system.command import end, importing
 from lowcomm_node.system.machine import step_back
 
 
 def load() -> None:
-    """Import what training needs."""
+    """Import what training needs: torch is imported only where it is used."""
     with importing():
-        import lowcomm_node.trainer.loop  # noqa: F401  # torch is imported only where it is used
+        import lowcomm_node.trainer.loop  # noqa: F401
 
 
 def serve(sock: socket.socket, memory: int) -> int:
@@ -39,7 +40,7 @@ def serve(sock: socket.socket, memory: int) -> int:
     return 0
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Entry of the child process."""
     die_with_parent()
     # The daemon decides when to stop.
@@ -47,24 +48,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Two seconds that the owner waits for: behind ten busy programs they would take a minute.
     load()
-    # Training takes every core that it gets: the daemon, and whatever else its owner does, come
-    # first.
+    # Training takes every core that it gets; the daemon and other programs come first.
     step_back(int(sys.argv[1]))
-    die_first()
-    # Coding threads wait for the interpreter's lock. With turns of 5 ms, the default, exchanges
-    # would last for several steps.
-    sys.setswitchinterval(0.0005)
-    code = serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # All is written. To unload torch takes ten seconds on a busy machine, and the daemon waits.
-    os._exit(code)
-
-
-def die_first() -> None:
-    """Ask Linux to kill this process before others if memory runs out: the daemon restarts it."""
     with contextlib.suppress(OSError):
+        # If memory runs out, Linux kills this process before others: the daemon restarts it.
         Path("/proc/self/oom_score_adj").write_text("800", encoding="utf-8")
+    # Coding threads wait for the interpreter's lock: with 5 ms, the default, for several steps.
+    sys.setswitchinterval(0.0005)
+    end(serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])))
 
 
 def die_with_parent() -> None:
@@ -77,4 +68,4 @@ def die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -144,7 +144,7 @@ END_DEADLINE = 10.0
 
 
 class TrainerPipe:
-    """The trainer's end: sends from any thread, and hands requests to one consumer."""
+    """The trainer's end: sends from any thread, and hands requests to a single consumer."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -168,9 +168,8 @@ class TrainerPipe:
         self, consume: Callable[[Request[Any], int], None], gone: Callable[[], None]
     ) -> None:
         """Read on a thread of its own until the daemon closes; then call ``gone``."""
-        self._reader = threading.Thread(
-            target=self._read, args=(consume, gone), name="pipe", daemon=True
-        )
+        arguments = (consume, gone)
+        self._reader = threading.Thread(target=self._read, args=arguments, daemon=True)
         self._reader.start()
 
     def close(self) -> None:
@@ -187,11 +186,9 @@ class TrainerPipe:
 
     def _read(self, consume: Callable[[Request[Any], int], None], gone: Callable[[], None]) -> None:
         try:
-            with self._sock.makefile("rb") as lines:
+            with suppress(OSError), self._sock.makefile("rb") as lines:
                 while line := lines.readline(MAX_LINE):
                     consume(*read_request(line))
-        except OSError:
-            pass
         except TrainerError as error:
             self.tell(TrainerFailed(reason=f"The daemon can't be understood: {error}"))
         finally:
@@ -254,7 +251,5 @@ class Arena:
     def close(self) -> None:
         """Unmap. Views that are still held keep the mapping until they are gone."""
         self._view.release()
-        try:
+        with suppress(BufferError):
             self._map.close()
-        except BufferError:
-            return

@@ -1,9 +1,8 @@
 """The table of messages between the daemon and its trainer.
 
-To add a message, add its class: it is a frozen dataclass with a name on the wire (``lines.py``). A
-request also needs its entry in the ``handlers`` of the module that does the work; the daemon sends
-it with ``Trainer.ask``. Coded fragments pass through slots of shared memory (``arena.py``), so only
-their place travels in a line.
+To add a message, add its class: it becomes a frozen dataclass with a name on the wire (``ipc.py``).
+A request also needs its entry in the ``handlers`` of the module that does the work; the daemon
+sends it with ``Trainer.ask``. Coded fragments pass through slots of shared memory (``ipc.Arena``).
 """
 
 import traceback
@@ -45,8 +44,7 @@ class TrainerSettings:
     """Of JSON lines and Parquet, where the text lies."""
     tokenizer: str | None = None
     start: tuple[str, ...] = ()
-    """Files with the weights that the run begins with; none where a checkpoint takes their
-    place."""
+    """Files with the weights that the run begins with; none beside a checkpoint."""
     device: str = "auto"
     threads: int | None = None
     max_memory: float | None = None
@@ -68,7 +66,7 @@ class TrainerSettings:
 
 
 class Done(Answer, name="done"):
-    """The request was carried out, and there is nothing to tell."""
+    """The request was carried out."""
 
 
 class RequestFailed(Answer, name="refused"):
@@ -127,18 +125,6 @@ class Ready(Answer, name="ready"):
     """UUID of the GPU that trains; empty for a processor."""
 
 
-class Amended(Answer, name="amended"):
-    """The swarm step from which on the amendments hold."""
-
-    swarm_step: int
-
-
-class HeldOutLoss(Answer, name="held-out-loss"):
-    """Loss on held-out text, nats a token."""
-
-    loss: float
-
-
 class Generated(Answer, name="generated"):
     """Text that the model wrote."""
 
@@ -190,7 +176,7 @@ class ShardAveraged(Answer, name="reduced"):
     @property
     def left_out(self) -> dict[str, TrainerError]:
         """The same as errors."""
-        return {peer: why.to_error() for peer, why in self.refused.items()}
+        return {peer: refusal.to_error() for peer, refusal in self.refused.items()}
 
 
 class OuterStepApplied(Answer, name="merged"):
@@ -207,20 +193,14 @@ class OuterStepApplied(Answer, name="merged"):
     """Seconds that each stage has taken in the trainer."""
 
 
-class CheckpointWritten(Answer, name="checkpoint"):
-    """A checkpoint on the disk, and the counters in it."""
+class Written(Answer, name="written"):
+    """A checkpoint, or a state for joiners, on the disk, and the counters in it."""
 
     path: str
+    """Of a state for joiners its name in their folder."""
     swarm_step: int
-    steps: int
-    tokens: int
-
-
-class SnapshotWritten(Answer, name="snapshot-written"):
-    """A state for joiners on the disk."""
-
-    name: str
-    swarm_step: int
+    steps: int = 0
+    tokens: int = 0
 
 
 # Requests: the life of a trainer
@@ -238,13 +218,13 @@ class Train(Request[Done], name="train"):
     on: bool
 
 
-class Amend(Request[Amended], name="amend"):
+class Amend(Request[Done], name="amend"):
     """Follow these amendments from the next step boundary on."""
 
     amendments: str
 
 
-class Evaluate(Request[HeldOutLoss], name="evaluate", holds_steps=True):
+class Evaluate(Request[Done], name="evaluate", holds_steps=True):
     """Measure the loss on held-out text."""
 
 
@@ -257,11 +237,11 @@ class Generate(Request[Generated], name="generate", holds_steps=True):
     seed: int
 
 
-class Save(Request[CheckpointWritten], name="save"):
+class Save(Request[Written], name="save"):
     """Write a checkpoint."""
 
 
-class WriteSnapshot(Request[SnapshotWritten], name="snapshot"):
+class WriteSnapshot(Request[Written], name="snapshot"):
     """Write our state for joiners into a folder."""
 
     folder: str
@@ -495,11 +475,9 @@ class Ended(TrainerEvent, name="ended"):
 
 # Errors of the trainer, as the daemon gets them
 
-_NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
-
 
 def is_foreseen(error: Exception) -> bool:
-    """Whether it is ours, the system's or torch's, so that its text alone tells what happened."""
+    """Whether the text of an error explains it: those of lowcomm, the system and torch."""
     return isinstance(error, LowcommError | OSError | MemoryError | RuntimeError)
 
 
@@ -515,11 +493,10 @@ def text_of(error: Exception) -> str:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a device or the host had no room for a tensor."""
-    if isinstance(error, MemoryError):
-        return True
     # torch's are RuntimeErrors that say so: of CUDA, of cuBLAS, and of the host.
-    told = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return any(words in told for words in _NO_ROOM)
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError) or any(sign in text for sign in signs)
 
 
 def refusal_of(error: Exception) -> RequestFailed:

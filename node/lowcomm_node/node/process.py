@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
@@ -70,8 +71,7 @@ class Trainer:
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._number = 0
         self._building: asyncio.Timeout | None = None
-        self._is_gone = False
-        """Whether it has closed its end of the socket."""
+        self._is_gone = False  # whether it has closed its end of the socket
         self._memory = -1
         self._ours: socket.socket | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -194,10 +194,9 @@ class Trainer:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         reason = ""
         try:
-            while line := await reader.readline():
-                self._take_in(*decode(line))
-        except OSError:
-            pass  # it was killed: how it ended tells more
+            with suppress(OSError):  # it was killed: how it ended explains more
+                while line := await reader.readline():
+                    self._take_in(*decode(line))
         except Exception as error:  # ValueError: a line longer than MAX_LINE
             reason = f"The trainer can't be understood: {error}"
         finally:
@@ -213,10 +212,9 @@ class Trainer:
                 self._building.reschedule(asyncio.get_running_loop().time() + BUILD_DEADLINE)
             self.news.put_nowait(message)
             return
-        future = self._answers.get(number) if number is not None else None
-        if future is None or future.done():
-            return
-        if isinstance(message, RequestFailed):
-            future.set_exception(message.to_error())
-        elif isinstance(message, Answer):
-            future.set_result(message)
+        future = self._answers.get(number or 0)
+        if future is not None and not future.done():
+            if isinstance(message, RequestFailed):
+                future.set_exception(message.to_error())
+            elif isinstance(message, Answer):
+                future.set_result(message)

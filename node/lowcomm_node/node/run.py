@@ -26,7 +26,7 @@ from lowcomm_node.swarm.membership import Listeners, Membership
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.release import release
-from lowcomm_node.system.tasks import start
+from lowcomm_node.system.tasks import Tasks
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -49,7 +49,7 @@ class Run:
     def __init__(
         self, state: NodeState, entry: Entry, signed: SignedRun, admission: RunAdmission
     ) -> None:
-        self.signed = signed
+        self._signed = signed
         self._state = state
         self._entry = entry
         self._settings = settings = entry.settings
@@ -98,7 +98,7 @@ class Run:
         # Calls of peers: exchanges, and pieces of files and of our state.
         self.swap, self.fetch = self.exchanger.serve, self._pieces.serve
         self._snapshots: Snapshots | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
         self.barred: NotAdmitted | None = None
         """Why the run does not take us any more."""
 
@@ -140,13 +140,13 @@ class Run:
         membership = self._state.membership = Membership(
             own=OwnRecord(
                 identity=entry.identity,
-                run_id=self.signed.run_id,
+                run_id=self._signed.run_id,
                 certificate=self.endpoint.certificate.public_key,
                 addresses=addresses,
                 progress=board.position,
                 told=self._describe_ourselves,
             ),
-            run=self.signed,
+            run=self._signed,
             roster=self._roster,
             discovery=entry.discovery,
             channels=self.endpoint.channels,
@@ -162,17 +162,14 @@ class Run:
             rejoin=entry.rejoin,
         )
         self.endpoint.on_sign_of_life(membership.sign_of_life)
-        own_record = peers_key(self.signed.run_id), self._peer_id
+        own_record = peers_key(self._signed.run_id), self._peer_id
         entry.rejoin.publish_with(membership.republish, own_record)
         entry.rejoin.on_move = self._move
         self._admission.amending.on_news = self._hear_amendments
         warn = board.warning(WarningCode.DEFECT)
-        works = [
-            membership.run(),
-            self._state.availability.run(warn),
-            self.endpoint.watch(board.tell, warn),
-        ]
-        self._tasks += map(start, works)
+        self._tasks.start(membership.run())
+        self._tasks.start(self._state.availability.run(warn))
+        self._tasks.start(self.endpoint.watch(board.tell, warn))
         return membership
 
     def _describe_ourselves(self) -> Told:
@@ -190,7 +187,7 @@ class Run:
 
     def _hear_amendments(self, news: list[Amendment]) -> None:
         self._entry.tell_amendments(news)
-        self._tasks.append(start(self.training.amend()))
+        self._tasks.start(self.training.amend())
 
     def _move(self) -> None:
         """Publish the new addresses of this machine, unless the owner decides what is published."""
@@ -203,7 +200,7 @@ class Run:
     async def _ended_before(self, membership: Membership) -> bool:
         """Whether others have trained the run to its end, and this home has not begun it: training
         it alone from its beginning would help nobody. The owner sees why."""
-        run, is_over = self.signed, self.training.course.is_over
+        run, is_over = self._signed, self.training.course.is_over
         has_begun = any(self._settings.paths.checkpoints(run.fingerprint).glob("step-*"))
         if has_begun or run.spec.sync.group == 1:  # alone: what others have reached is theirs
             return False
@@ -240,13 +237,13 @@ class Run:
         """Serve our state to joiners from now on, whenever the trainer runs."""
         if self._snapshots is not None:
             return
-        folder = self._settings.paths.snapshots(self.signed.fingerprint)
-        training, sync = self.training, self.signed.spec.sync
+        folder = self._settings.paths.snapshots(self._signed.fingerprint)
+        training, sync = self.training, self._signed.spec.sync
 
         async def make() -> tuple[str, int]:
             trainer = self._state.supervisor.trainer
             written = await trainer.ask(WriteSnapshot(folder=str(folder)))
-            return written.name, written.swarm_step
+            return written.path, written.swarm_step
 
         self._snapshots = Snapshots(
             folder,
@@ -255,7 +252,7 @@ class Run:
             stale=tolerated_lag(sync) // 2,
             useless=largest_jump(sync.interval),
         )
-        form = state_form(self.signed, ready, training.course.longest)
+        form = state_form(self._signed, ready, training.course.longest)
         self._pieces.serve_state(form, self._snapshots)
         self.exchanger.around.sharing = lambda: self._pieces.turns.serving
 
@@ -295,6 +292,4 @@ class Run:
             await self._provider.close()
             if self._snapshots is not None:
                 self._snapshots.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.cancel()

@@ -38,7 +38,7 @@ from lowcomm_node.system.machine import (
     too_much,
     waited,
 )
-from lowcomm_node.system.tasks import Enduring, Warn, endure, start
+from lowcomm_node.system.tasks import Enduring, Tasks, Warn, endure
 
 TICK = 1.0
 END_DEADLINE = 180.0
@@ -208,7 +208,7 @@ class Supervisor:
         self._lost = asyncio.Event()
         self._failure: Failure | None = None
         self._lost_at = 0.0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
         self._steps = self._reckoned = 0
         self._pace = TrainerPace(monotonic(), least_silence)
         self._meter: Gpu | Processor | None = None
@@ -262,7 +262,8 @@ class Supervisor:
             lambda: self._watch(trainer, settings.max_memory),
             self._warn,
         )
-        self._tasks = [start(self._follow(trainer)), start(watching)]
+        self._tasks.start(self._follow(trainer))
+        self._tasks.start(watching)
         ready = await trainer.start(settings)
         self._built = True
         self._meter = meter_of(ready.device, ready.gpu, trainer.pid)
@@ -307,10 +308,7 @@ class Supervisor:
         if self._meter is not None:
             self._meter.close()
         self._meter = self.accelerator = None
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self._trainer.stop()
         self._trainer = None
         self._failure = None

@@ -175,8 +175,9 @@ class Setting:
     section: Section = Section.SWARM
 
 
-def _setting(default: Any, *given: Any, **more: Any) -> Any:
-    return Field(default, json_schema_extra={"setting": Setting(*given, **more)})  # type: ignore
+def _setting(text: str, unit: str = "", default: Any = None, **more: Any) -> Any:
+    described = Setting(text, unit, **more)
+    return Field(default, json_schema_extra={"setting": described})  # type: ignore
 
 
 class NodeSettings(BaseModel):
@@ -185,134 +186,126 @@ class NodeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     home: Folder = _setting(
-        ...,
         "Folder of this node's identity, checkpoints and settings",
         "FOLDER",
+        default=...,
         unset="lowcomm in your data folder",
     )
     peers: Addresses = _setting(
-        (), "Address of a bootstrap server or peer; may be repeated", "ADDRESS"
+        "Address of a bootstrap server or peer; may be repeated", "ADDRESS", default=()
     )
-    run: Run | None = _setting(
-        None, "NAME or NAME@FINGERPRINT", "RUN", unset="the only run there is"
-    )
+    run: Run | None = _setting("NAME or NAME@FINGERPRINT", "RUN", unset="the only run there is")
     invite: Invite | None = _setting(
-        None, "What the run's creator sent you; or set LOWCOMM_INVITE", "INVITE"
+        "What the run's creator sent you; or set LOWCOMM_INVITE", "INVITE"
     )
     name: PeerName | None = _setting(
-        None, "What others see this node called, such as on a swarm's page", "NAME"
+        "What others see this node called, such as on a swarm's page", "NAME"
     )
     ephemeral: bool = _setting(
-        False, "A fresh identity, in memory only: for containers", negation=False
+        "A fresh identity, in memory only: for containers", default=False, negation=False
     )
-    stay: bool = _setting(False, "Serve the state to others after the run has finished")
+    stay: bool = _setting("Serve the state to others after the run has finished", default=False)
 
     data: Text | None = _setting(
-        None, "Your training text: file, folder or glob of text, JSON lines or Parquet", "PATH"
+        "Your training text: file, folder or glob of text, JSON lines or Parquet", "PATH"
     )
     field: Text = _setting(
-        "text", "Field of JSON lines, or column of Parquet, with the text", "NAME"
+        "Field of JSON lines, or column of Parquet, with the text", "NAME", default="text"
     )
     tokenizer: Text | None = _setting(
-        None, "The run's tokenizer.json, where it has one", "PATH", unset="from peers"
+        "The run's tokenizer.json, where it has one", "PATH", unset="from peers"
     )
     weights: Folder | None = _setting(
-        None,
         "Folder with the weights that the run begins with, where it names any",
         "FOLDER",
         unset="from peers",
     )
 
     host: Text | None = _setting(
-        None,
         "Address to listen on",
         "HOST",
         unset="loopback if all --peers are there, else all interfaces",
     )
-    port: Port = _setting(0, "TCP port for exchanges", "PORT", unset="0, any free one")
-    dht_port: Port = _setting(0, "TCP port for the DHT", "PORT", unset="0, any free one")
+    port: Port = _setting("TCP port for exchanges", "PORT", default=0, unset="0, any free one")
+    dht_port: Port = _setting("TCP port for the DHT", "PORT", default=0, unset="0, any free one")
     announce: Endpoints = _setting(
-        (), "host:port at which others reach you, where it differs; may be repeated", "HOST:PORT"
+        "host:port at which others reach you, where it differs; may be repeated",
+        "HOST:PORT",
+        default=(),
     )
     control_port: Port = _setting(
-        0, "Loopback port of the control API", "PORT", unset="0, any free one"
+        "Loopback port of the control API", "PORT", default=0, unset="0, any free one"
     )
     metrics: Endpoint | None = _setting(
-        None,
         "host:port at which Prometheus reads /metrics, without a token",
         "HOST:PORT",
         unset="nowhere",
     )
 
-    device: Device = _setting("auto", "auto, cpu, cuda or cuda:N", "DEVICE")
+    device: Device = _setting("auto, cpu, cuda or cuda:N", "DEVICE", default="auto")
     threads: Annotated[int, Field(ge=1, le=4096)] | None = _setting(
-        None, "CPU threads of the trainer", "COUNT", unset="as many as it has cores"
+        "CPU threads of the trainer", "COUNT", unset="as many as it has cores"
     )
     nice: Annotated[int, Field(ge=0, le=19)] = _setting(
-        LAST,
         "0 to 19: how far training steps back for other programs, from not at all to "
         "taking only what they leave",
         "LEVEL",
+        default=LAST,
     )
     max_memory: Positive | None = _setting(
-        None,
         "Memory for daemon and trainer together: a run that needs more is refused, a trainer "
         "that takes more is ended",
         "GiB",
         unset="what is free at the start",
     )
     max_vram: GiB | None = _setting(
-        None, "Memory of the GPU that training may take", "GiB", unset="all of it"
+        "Memory of the GPU that training may take", "GiB", unset="all of it"
     )
     micro_batch: Annotated[int, Field(ge=1, le=1_000_000)] | None = _setting(
-        None,
         "Windows of a batch that go through the model at once; what a step learns stays",
         "COUNT",
         unset="as many as fit into memory",
     )
     activation_checkpointing: Checkpointing = _setting(
-        "auto",
         "Whether to compute activations again, which takes less memory and about a third "
         "more time: on, off, or auto, where not one window fits otherwise",
         "auto|on|off",
+        default="auto",
     )
     max_disk: GiB | None = _setting(
-        None, "Disk that the files of the home may take", "GiB", unset="all of it"
+        "Disk that the files of the home may take", "GiB", unset="all of it"
     )
     checkpoint_every: Annotated[int, Field(ge=1)] = _setting(
-        100, "Inner steps that a crash may cost at most", "STEPS"
+        "Inner steps that a crash may cost at most", "STEPS", default=100
     )
-    keep: Annotated[int, Field(ge=1, le=1000)] = _setting(3, "Checkpoints to keep", "COUNT")
+    keep: Annotated[int, Field(ge=1, le=1000)] = _setting("Checkpoints to keep", "COUNT", default=3)
 
     max_up: Rate = _setting(
-        None, "Contents sent a second, such as 20Mbit or 2.5MB", "RATE", while_running=True
+        "Contents sent a second, such as 20Mbit or 2.5MB", "RATE", while_running=True
     )
-    max_down: Rate = _setting(
-        None, "Contents received a second; as --max-up", "RATE", while_running=True
-    )
+    max_down: Rate = _setting("Contents received a second; as --max-up", "RATE", while_running=True)
     max_peers: PeerCount = _setting(
-        None, "Peers to talk with at once", "COUNT", unset="none, which is 64", while_running=True
+        "Peers to talk with at once", "COUNT", unset="none, which is 64", while_running=True
     )
 
     schedule: Hours = _setting(
-        None,
         'Hours in which to train, such as 22:00-07:00 or "Mon-Fri 18:00-08:00"',
         "HOURS",
         unset="none, which is always",
     )
-    only_idle: bool = _setting(False, "Train only while nobody uses this machine")
-    idle_after: Duration = _setting(600.0, "How long nobody must have used it", "TIME")
-    on_battery: bool = _setting(True, "Whether to train on battery: yes or no", "yes|no")
+    only_idle: bool = _setting("Train only while nobody uses this machine", default=False)
+    idle_after: Duration = _setting("How long nobody must have used it", "TIME", default=600.0)
+    on_battery: bool = _setting("Whether to train on battery: yes or no", "yes|no", default=True)
 
-    record_life: RecordLife = _setting(30.0, "How long others believe us alive", "SECONDS")
+    record_life: RecordLife = _setting("How long others believe us alive", "SECONDS", default=30.0)
     poll: Positive = _setting(
-        2.0, "Time between two looks at the DHT; more where there are many peers", "SECONDS"
+        "Time between two looks at the DHT; more where there are many peers", "SECONDS", default=2.0
     )
     join_deadline: Positive = _setting(
-        30.0, "How long to look for the swarm at the first start", "SECONDS"
+        "How long to look for the swarm at the first start", "SECONDS", default=30.0
     )
     exchange_deadline: Positive = _setting(
-        300.0, "How long one exchange may take, at most", "SECONDS"
+        "How long one exchange may take, at most", "SECONDS", default=300.0
     )
 
     @property

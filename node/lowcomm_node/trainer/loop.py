@@ -170,7 +170,7 @@ class TrainerLoop:
             **self._handlers,
             messages.Train: self._train,
             messages.Amend: self._amend,
-            messages.Evaluate: lambda _: messages.HeldOutLoss(loss=self._evaluate()),
+            messages.Evaluate: self._measure,
             messages.Generate: self._generate,
             messages.Adopt: self._adopt,
             **self._exchanges.handlers,
@@ -183,14 +183,18 @@ class TrainerLoop:
         self._report_if_finished()
         return Done()
 
-    def _amend(self, request: messages.Amend) -> messages.Amended:
+    def _amend(self, request: messages.Amend) -> Done:
         """A run that was over may go on."""
         replica = self.replica
         known = [replica.course.chain.data, request.amendments.encode()]
         replica.course = newest(replica.spec, replica.run_id, known)
         self._reported_finished = self._reported_finished and self._finished
         self._report_if_finished()
-        return messages.Amended(swarm_step=replica.clock.step)
+        return Done()
+
+    def _measure(self, _: messages.Evaluate) -> Done:
+        self._evaluate()
+        return Done()
 
     def _generate(self, request: messages.Generate) -> messages.Generated:
         count = min(MAX_GENERATED, request.tokens)

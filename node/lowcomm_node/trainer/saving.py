@@ -23,13 +23,12 @@ from typing import Any
 from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
 from lowcomm_node.node.ipc import A, TrainerEvent
 from lowcomm_node.node.messages import (
-    CheckpointWritten,
     Held,
     NotSaved,
     Save,
     Saved,
-    SnapshotWritten,
     WriteSnapshot,
+    Written,
 )
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.system.tasks import Reading
@@ -144,20 +143,20 @@ class StateWriter:
             self._tell(NotSaved(reason=HANGS))
         return is_held
 
-    def save(self) -> Future[CheckpointWritten]:
+    def save(self) -> Future[Written]:
         """Begin a checkpoint."""
         reading, copied = self._begin_reading()
         parts, meta = state.snapshot(self._replica, copied)
         self.saving.began(meta["steps"])
         return self._submit(reading, partial(self._write, parts, meta))
 
-    def _snapshot(self, request: WriteSnapshot) -> Future[SnapshotWritten]:
+    def _snapshot(self, request: WriteSnapshot) -> Future[Written]:
         reading, copied = self._begin_reading()
         snapshot = transfer.StateSnapshot(self._replica, copied)
 
-        def write(taken: Callable[[], None]) -> SnapshotWritten:
+        def write(taken: Callable[[], None]) -> Written:
             name = snapshot.write(Path(request.folder), taken)
-            return SnapshotWritten(name=name, swarm_step=snapshot.swarm_step)
+            return Written(path=name, swarm_step=snapshot.swarm_step)
 
         return self._submit(reading, write)
 
@@ -182,9 +181,7 @@ class StateWriter:
 
         return self._thread.submit(work)
 
-    def _write(
-        self, parts: Parts, meta: dict[str, Any], taken: Callable[[], None]
-    ) -> CheckpointWritten:
+    def _write(self, parts: Parts, meta: dict[str, Any], taken: Callable[[], None]) -> Written:
         began, swarm_step = monotonic(), meta["swarm_step"]
         try:
             state.require_finite(parts)
@@ -198,7 +195,7 @@ class StateWriter:
         news, seconds = self.saving.succeeded(self._replica.steps), monotonic() - began
         self._tell(Saved(swarm_step=swarm_step, path=path, seconds=seconds, after_trouble=news))
         counters = {name: meta[name] for name in ("swarm_step", "steps", "tokens")}
-        return CheckpointWritten(path=path, **counters)
+        return Written(path=path, **counters)
 
     def _give_up(self, error: NotFinite) -> None:
         reason, steps = str(error).rstrip("."), self._replica.steps

@@ -54,7 +54,8 @@ def test_the_learning_rate_changes_at_the_named_step_whenever_that_was_heard(
         early.ask(Amend(amendments=chain))
         early.steps(7)
         late.steps(6)
-        assert late.ask(Amend(amendments=chain)).swarm_step == 6
+        late.ask(Amend(amendments=chain))
+        assert late.replica.clock.step == 6
         late.steps(1)
     assert [rate == 0.125 for rate in rates(early)] == [False] * 4 + [True] * 3
     assert rates(late)[:4] == rates(early)[:4] and 0.125 not in rates(late)[:6]
