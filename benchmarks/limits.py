@@ -104,7 +104,7 @@ class Node(End):
     async def renew(self) -> None:
         """Set gRPC's options by the limit on what comes, as the daemon does."""
         flow = flow_options(self.bandwidth.down.rate)
-        self.channels.renew(flow)
+        await self.channels.renew(flow)
         await self.server.renew(flow)
 
     async def limit(self, way: str, rate: float | None) -> None:

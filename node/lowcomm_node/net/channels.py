@@ -5,8 +5,6 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
-from grpc import aio
-
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.bandwidth import FREE_FLOW, Bandwidth
 from lowcomm_node.net.limits import PeerLimit
@@ -60,18 +58,21 @@ class Channels:
             channel = await peer_channel.channel(peer)
         finally:
             peer_channel.on_call(-1)
-        return MeteredStub(stub_of(channel), self._traffic.of(peer.peer_id), peer_channel.on_call)
+        stub: Any = ExchangeStub(channel)
+        # So protobuf does not copy the bytes of contents.
+        stub.Swap = channel.stream_stream(
+            SWAP, request_serializer=write_frame, response_deserializer=read_frame
+        )
+        return MeteredStub(stub, self._traffic.of(peer.peer_id), peer_channel.on_call)
 
-    def renew(self, flow: Options) -> None:
-        """Open later channels with other options. Calls under way may end on the existing ones."""
+    async def renew(self, flow: Options) -> None:
+        """Open later channels with other options, and close idle ones until there are no more peers
+        than the owner allows. Calls under way may end on the existing ones."""
         if flow != self.dialer.flow:
             self.dialer.flow = flow
             for peer_channel in self._peers.values():
                 peer_channel.renew()
-
-    async def trim(self) -> None:
-        """Close idle channels until there are no more peers than the owner allows."""
-        while self._peer_limit.is_over and await self._drop_idle():
+        while len(self._peer_limit) > self._peer_limit.most and await self._drop_idle():
             pass
 
     def metadata(self, peer_id: str) -> tuple[tuple[str, bytes], ...]:
@@ -139,12 +140,3 @@ class Channels:
         peer_channel = self._peers.pop(peer_id)
         self._peer_limit.leave(peer_id)
         await peer_channel.close()
-
-
-def stub_of(channel: aio.Channel) -> Any:
-    """The service behind a channel; the bytes of contents are not copied by protobuf."""
-    stub = ExchangeStub(channel)
-    stub.Swap = channel.stream_stream(
-        SWAP, request_serializer=write_frame, response_deserializer=read_frame
-    )
-    return stub

@@ -73,9 +73,8 @@ class Endpoint:
         Raises PortInUse.
         """
         flow = flow_options(self._bandwidth.down.rate)
-        self.channels.renew(flow)
         await self._server.renew(flow)
-        await self.channels.trim()
+        await self.channels.renew(flow)
 
     async def close(self) -> None:
         """Answer and make no more calls."""

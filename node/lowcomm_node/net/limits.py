@@ -132,11 +132,6 @@ class PeerLimit:
         """How many peers there are."""
         return len(self._held)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether there are more peers than allowed."""
-        return len(self._held) > self.most
-
     async def has_room_for(self, peer: str, place: str | None = None) -> bool:
         """Whether a peer has or may take a place, after making room; ``place``: where it calls
         from."""

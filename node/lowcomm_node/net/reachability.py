@@ -6,6 +6,7 @@ places at relays ── see relay.py ──────────────�
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -57,25 +58,20 @@ class Reachability:
 
     def addresses(self) -> tuple[str, ...]:
         """Where others can dial us, the widest reach first; at most what a record takes."""
-        first, *others = [
-            *sorted(self.announced or (*self.visible, *self._observed), key=_preference),
-            "",
-        ]
+        own = self.announced or (*self.visible, *self._observed)
+        # Of those that reach as far TCP, which every network lets through.
+        own = sorted(own, key=lambda dial: (-reach(dial), "/udp/" in dial))
         # A record has room for a few addresses. Those of many interfaces must not displace the
         # place at a relay.
-        dials = filter(None, [first, *self._places.dials, *others])
-        entries = (
-            EntryPoint(self._peer_id, dial) for dial in sorted(dials, key=lambda dial: -reach(dial))
-        )
+        dials = sorted((*own[:1], *self._places.dials, *own[1:]), key=lambda dial: -reach(dial))
+        entries = (EntryPoint(self._peer_id, dial) for dial in dials)
         return tuple(str(entry) for entry in entries if entry.fits)
 
     def seen_at(self) -> tuple[str, ...]:
         """Addresses at which others may reach us, also those that only hole punching makes
         reachable."""
-        return (
-            *self._observed,
-            *sorted(self.announced or self.visible, key=lambda dial: "/udp/" not in dial),
-        )
+        own = sorted(self.announced or self.visible, key=lambda dial: "/udp/" not in dial)
+        return (*self._observed, *own)
 
     async def look_at_ourselves(self) -> None:
         """Learn at which addresses p2pd can be reached. Raises LinkLost."""
@@ -101,33 +97,14 @@ class Reachability:
         control = self._control()
         connected = {connection.peer_id for connection in await control.connections()}
         named, learned = (
-            [
-                entry.peer_id
-                for entry in entries
-                if entry.peer_id in connected and entry.relay is None
-            ]
+            [it.peer_id for it in entries if it.peer_id in connected and it.relay is None]
             for entries in (self._entry_points.named, self._entry_points.learned)
         )
         asked = list(dict.fromkeys(named or learned))[:MAX_OBSERVERS]
         answers = await asyncio.gather(*(observed(control, peer_id) for peer_id in asked))
-        told = [dial for dial in answers if dial is not None]
-        if not named:
-            told = self._believable(told)
-        self._observed = tuple(dict.fromkeys(dial for dial in told if dial not in self.visible))
-
-    def _believable(self, told: Sequence[str]) -> list[str]:
-        """The reported addresses whose host we know ourselves, or that two peers report."""
-        hosts, known = (
-            [host_of(dial) for dial in told],
-            {host_of(dial) for dial in (*self.visible, *self._observed)},
-        )
-        return [
-            dial
-            for dial, host in zip(told, hosts, strict=True)
-            if host in known or hosts.count(host) > 1
-        ]
-
-
-def _preference(dial: str) -> tuple[int, bool]:
-    """Addresses that reach further come first, of those TCP, which every network lets through."""
-    return -reach(dial), "/udp/" in dial
+        dials = [dial for dial in answers if dial is not None]
+        if not named:  # then our own knowledge of the host counts, or two peers that agree
+            known = {host_of(dial) for dial in (*self.visible, *self._observed)}
+            hosts = Counter(map(host_of, dials))
+            dials = [dial for dial in dials if host_of(dial) in known or hosts[host_of(dial)] > 1]
+        self._observed = tuple(dict.fromkeys(dial for dial in dials if dial not in self.visible))

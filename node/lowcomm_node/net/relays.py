@@ -98,34 +98,30 @@ class Places:
         known = connected & {relay.peer_id for relay in relays}
         self._held = {peer_id: place for peer_id, place in self._held.items() if peer_id in known}
         self._due = {peer_id: due for peer_id, due in self._due.items() if peer_id in known}
+        own = self._peer_id
         first = {
             relay.peer_id: relay
             for relay in reversed(relays)
-            if relay.peer_id in known and self._is_of_use(relay)
+            # Others must be able to dial it, and the address to fit into our record.
+            if relay.peer_id in known and not relay.relay and EntryPoint(own, circuit(relay)).fits
         }
         candidates = list(reversed(first.values()))
         end = monotonic() + DEADLINE
-        while wanted := self._wanted(candidates):
-            await asyncio.gather(*(self._ask(control, relay) for relay in wanted))
+        while due := self._due_now(candidates):
+            await asyncio.gather(*(self._ask(control, relay) for relay in due))
             # The others are asked at the next call: nobody shall hold us up by silence
             if monotonic() >= end:
                 return
 
-    def _wanted(self, relays: list[EntryPoint]) -> list[EntryPoint]:
-        """The relays to ask now: those whose place is due, and as many others as places are
-        missing."""
+    def _due_now(self, relays: list[EntryPoint]) -> list[EntryPoint]:
+        """The relays whose place is due, and as many others as places are missing."""
         now = monotonic()
         due = [relay for relay in relays if now >= self._due.get(relay.peer_id, 0.0)]
         due.sort(key=lambda relay: self._due.get(relay.peer_id, 0.0))
         useful = {peer_id for peer_id, place in self._held.items() if place.useful}
-        missing = max(0, MAX_RELAYS - len(useful))
         ours = [relay for relay in due if relay.peer_id in useful]
-        return [*ours, *[relay for relay in due if relay.peer_id not in useful][:missing]]
-
-    def _is_of_use(self, relay: EntryPoint) -> bool:
-        """Whether a place there can be announced: the relay is dialed directly, and the address is
-        short."""
-        return relay.relay is None and EntryPoint(self._peer_id, circuit(relay)).fits
+        others = [relay for relay in due if relay.peer_id not in useful]
+        return [*ours, *others[: max(0, MAX_RELAYS - len(useful))]]
 
     async def _ask(self, control: Control, relay: EntryPoint) -> None:
         try:

@@ -137,7 +137,15 @@ class Targets:
         return self._interfaces
 
     def _is_near(self, number: Address) -> bool:
-        return any(_is_same_site(number, own) for own in self._own_numbers() if not own.is_loopback)
+        """Whether a private address belongs to the same site as one of ours."""
+        for own in self._own_numbers():
+            if own.version != number.version or own.is_global or own.is_loopback:
+                continue
+            # A provider's network, or a private overlay on the internet, has no smaller sites.
+            site = _SAME_SITE[number.version] if number not in _CARRIER else _CARRIER.prefixlen
+            if number in ipaddress.ip_network((own, site), strict=False):
+                return True
+        return False
 
 
 def host_in(address: str) -> str | None:
@@ -183,13 +191,3 @@ def number_of(host: str) -> Address | None:
     except ValueError:
         return None
     return (number.ipv4_mapped or number) if number.version == 6 else number
-
-
-def _is_same_site(number: Address, own: Address) -> bool:
-    """Whether a private address belongs to the same site as one of ours."""
-    if number.version != own.version or own.is_global:
-        return False
-    # A provider's network, or a private overlay on the internet: neither has smaller sites.
-    if number in _CARRIER:
-        return own in _CARRIER
-    return number in ipaddress.ip_network((own, _SAME_SITE[number.version]), strict=False)

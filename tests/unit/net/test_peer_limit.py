@@ -73,7 +73,7 @@ async def test_other_windows_hold_for_new_calls_while_those_under_way_go_on():
         await soon(before.send(chunk(0, 8)))
         assert (await soon(before.receive())).whole() == chunk(0, 8)
         await soon(bob.server.renew(flow_options(1e6)))
-        ada.channels.renew(flow_options(1e6))
+        await ada.channels.renew(flow_options(1e6))
         after = await soon(ada.call(info))
         for number, call in enumerate((before, after, before, after), 1):
             await soon(call.send(chunk(number, 8)))
