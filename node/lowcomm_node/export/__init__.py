@@ -1,7 +1,4 @@
-"""Models for other programs: folders that transformers, vLLM, llama.cpp and ollama open.
-
-Here is what an owner chooses of an export; nothing here loads torch.
-"""
+"""Models for other programs: the choices of an owner. Nothing here loads torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,14 +30,14 @@ class Weights(StrEnum):
     AVERAGE = "average"
     """The slow weights of this node and of up to three peers, averaged."""
     SLOW = "slow"
-    """What the peers agree on: the slow weights, which every merge brings closer together."""
+    """The slow weights, which every merge brings closer to those of peers."""
     FAST = "fast"
-    """Those that this node trains, noise of its last steps included."""
+    """The weights that this node trains, noise of its last steps included."""
 
 
 @dataclass(frozen=True)
 class ExportChoices:
-    """All that ``checkpoint export`` is asked for."""
+    """The options of ``checkpoint export``."""
 
     format: Format = Format.HF
     dtype: Dtype = Dtype.FLOAT32

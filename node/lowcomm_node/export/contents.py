@@ -1,11 +1,8 @@
-"""What an export is made of: weights of one checkpoint, or their average with those of peers, their
-model, and where they come from.
-"""
+"""Contents of an export: weights of one checkpoint, or their average with those of peers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,59 +12,46 @@ from torch import Tensor
 
 from lowcomm_node.data import Tokenizer
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.export import Weights
+from lowcomm_node.export import ExportChoices, Weights
 from lowcomm_node.models.base import HuggingFaceForm, Model, family_of, tensor_specs
 from lowcomm_node.models.inference import load_model, tokenizer_of
-from lowcomm_node.storage.checkpoint import Checkpoint
+from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_protocol.plan import FragmentPlan, plan_fragments
 from lowcomm_protocol.spec.run import SignedRun
 from lowcomm_protocol.spec.sections import ExportSettings, ModelSettings
 
 FAR_APART = 0.25
-"""Distance of a peer's weights from ours, in norms of the larger, from which on they are left
-out."""
+"""Largest distance of a peer's weights from ours, in norms of the larger."""
 _PIECE = 1 << 22
 """Values that are compared at once."""
 
 
-@dataclass(frozen=True)
-class Averaged:
-    """Slow weights by the names of a checkpoint, and whose they are beside ours."""
-
-    outer: Mapping[str, Tensor]
-    peers: tuple[str, ...]
-
-
 def average(
     outer: Mapping[str, Tensor], plan: FragmentPlan, gathered: Mapping[str, Path]
-) -> Averaged:
-    """The mean over ourselves and all peers whose weights are near ours.
+) -> tuple[Mapping[str, Tensor], tuple[str, ...]]:
+    """The mean of our slow weights and of all near ours, by the names of a checkpoint; the peers in
+    it.
 
     ``gathered``: by peer, a file with the slow weights of all fragments in order, float32.
     """
-    names = [f"phi.{fragment.index}" for fragment in plan.fragments]
-    if not all(
-        name in outer and outer[name].numel() == plan.fragments[p].numel
-        for p, name in enumerate(names)
-    ):
-        return Averaged(outer, ())  # whoever reads it tells what is missing
-    size = plan.numel * 4
+    slow = [outer.get(f"phi.{fragment.index}") for fragment in plan.fragments]
+    ours = [one.flatten().numpy() for one in slow if one is not None]
+    if [len(one) for one in ours] != [fragment.numel for fragment in plan.fragments]:
+        return outer, ()  # the reader reports the missing fragment
     theirs = {
         peer: np.memmap(file, dtype="<f4", mode="r")
         for peer, file in gathered.items()
-        if file.stat().st_size == size
+        if file.stat().st_size == plan.numel * 4
     }
-    ours = [outer[name].flatten().numpy() for name in names]
     kept = {peer: vector for peer, vector in theirs.items() if _is_near(ours, vector)}
-    mean = dict(outer)
-    start = 0
-    for name, mine in zip(names, ours, strict=True):
+    mean, start = dict(outer), 0
+    for fragment, mine in zip(plan.fragments, ours, strict=True):
         total = mine.astype(np.float32)
         for vector in kept.values():
             total += vector[start : start + len(mine)]
-        mean[name] = torch.from_numpy(total / np.float32(1 + len(kept)))
+        mean[f"phi.{fragment.index}"] = torch.from_numpy(total / np.float32(1 + len(kept)))
         start += len(mine)
-    return Averaged(mean, tuple(kept))
+    return mean, tuple(kept)
 
 
 def _is_near(ours: list[NDArray[np.float32]], vector: NDArray[np.float32]) -> bool:
@@ -96,59 +80,65 @@ class ExportContents:
     settings: ModelSettings
     tokenizer: Tokenizer
     meta: Mapping[str, Any]
-    """Of the checkpoint: run id, steps, tokens."""
     step: int
     weights: Weights
     run: SignedRun | None
-    """The specification that it was trained by, where the home has it."""
+    """None where the home has no specification."""
     peers: tuple[str, ...] = ()
-    """Whose slow weights were averaged with ours."""
+    """Peers whose slow weights were averaged with ours."""
 
     @property
     def says(self) -> ExportSettings:
-        """Tokens that begin and end a text, and what else its run keeps for other programs."""
-        told = self.run.spec.export if self.run else ExportSettings()
+        """Section ``[export]`` of the run, with the tokens that begin and end a text."""
+        says = self.run.spec.export if self.run else ExportSettings()
         end, begins = self.tokenizer.separator, self.tokenizer.begins
-        found = {
-            "bos_token_id": begins[0]
-            if begins and told.bos_token_id is None
-            else told.bos_token_id,
-            "eos_token_id": told.eos_token_id or (() if end is None else (end,)),
-        }
-        return told.model_copy(update=found)
+        bos = begins[0] if begins and says.bos_token_id is None else says.bos_token_id
+        eos = says.eos_token_id or (() if end is None else (end,))
+        return says.model_copy(update={"bos_token_id": bos, "eos_token_id": eos})
 
     @property
     def positions(self) -> int:
-        """Tokens that the model reads at most."""
+        """Most tokens that the model reads."""
         learned = "max_position_embeddings" not in self.form.config  # a table of as many rows
         return self.settings.context if learned else max(self.settings.context, self.says.positions)
 
     @property
     def name(self) -> str:
-        """A name for files: that of the run, or of nothing better than its family."""
+        """Name of files: the run's, or the family's."""
         return self.run.spec.run.name if self.run else f"lowcomm-{self.settings.kind}"
 
 
 def contents_of(
-    checkpoint: Checkpoint,
-    weights: Weights,
+    store: CheckpointStore,
+    step: int,
     run: SignedRun | None,
-    tokenizer: str | None = None,
-    gathered: Mapping[str, Path] = MappingProxyType({}),
+    choices: ExportChoices,
+    gathered: Mapping[str, Path],
 ) -> ExportContents:
-    """Read what an export needs of a checkpoint.
+    """The contents of an export of a checkpoint. Raises CheckpointError, ConfigError.
 
-    ``checkpoint`` holds the part ``weights``, and ``outer`` where slow weights are wanted;
-    ``tokenizer`` is a file, where the home keeps no copy; ``gathered`` are files of slow weights of
-    peers, to be averaged with ours. Raises CheckpointError, ConfigError.
+    ``gathered``: by peer, a file of slow weights to be averaged with ours.
     """
-    model = load_model(checkpoint)
-    peers: tuple[str, ...] = ()
+    moves_slow = run is not None and run.spec.sync.group > 1
+    weights = choices.weights or (Weights.AVERAGE if moves_slow else Weights.FAST)
+    checkpoint = store.load(step, ["weights", *(["outer"] if weights is not Weights.FAST else [])])
+    model, path, peers = load_model(checkpoint), checkpoint.info.path, ()
     if weights is not Weights.FAST:
-        plan = _plan_of(model, checkpoint, run)
-        averaged = average(checkpoint.tensors["outer"], plan, gathered)
-        _put_slow_weights(model, plan, averaged.outer)
-        weights, peers = (Weights.AVERAGE if averaged.peers else Weights.SLOW), averaged.peers
+        if run is None or not moves_slow:
+            raise CheckpointError(
+                f"{path} has no slow weights: export the fast ones with --weights fast."
+            )
+        sync, outer = run.spec.sync, checkpoint.tensors["outer"]
+        plan = plan_fragments(tensor_specs(model), sync.fragments, sync.pattern)
+        if plan.digest != checkpoint.meta.get("plan"):
+            raise CheckpointError(
+                f"{path} is cut in another way than run {run.fingerprint} says: export the fast "
+                "weights with --weights fast."
+            )
+        if weights is Weights.AVERAGE:
+            outer, peers = average(outer, plan, gathered)
+            weights = Weights.AVERAGE if peers else Weights.SLOW
+        _put_slow_weights(model, plan, outer)
     form = family_of(model.settings).huggingface(model.settings)
     if form is None:
         raise CheckpointError(
@@ -159,48 +149,18 @@ def contents_of(
         form=form,
         tensors={form.names[name]: one.detach() for name, one in model.named_parameters()},
         settings=model.settings,
-        tokenizer=tokenizer_of(checkpoint, tokenizer),
+        tokenizer=tokenizer_of(checkpoint, choices.tokenizer),
         meta=checkpoint.meta,
-        step=checkpoint.info.step,
+        step=step,
         weights=weights,
         run=run,
         peers=peers,
     )
 
 
-def has_slow_weights(run: SignedRun | None) -> bool:
-    """Whether a node of this run moves slow weights: one that never exchanges leaves them where
-    they began."""
-    return run is not None and run.spec.sync.group > 1
-
-
-def _plan_of(model: Model, checkpoint: Checkpoint, run: SignedRun | None) -> FragmentPlan:
-    """How the slow weights of a checkpoint are cut. Raises CheckpointError."""
-    if run is None or not has_slow_weights(run):
-        raise CheckpointError(
-            f"{checkpoint.info.path} has no slow weights: export the fast ones with --weights fast."
-        )
-    sync = run.spec.sync
-    plan = plan_fragments(tensor_specs(model), sync.fragments, sync.pattern)
-    if plan.digest != checkpoint.meta.get("plan"):
-        raise CheckpointError(
-            f"{checkpoint.info.path} is cut in another way than run {run.fingerprint} says: export "
-            "the fast weights with --weights fast."
-        )
-    return plan
-
-
 def _put_slow_weights(model: Model, plan: FragmentPlan, outer: Mapping[str, Tensor]) -> None:
-    """Replace the weights of a model by slow ones. Raises CheckpointError."""
+    """Replace the weights of a model by slow ones. Raises CheckpointError if any are missing."""
     parameters = dict(model.named_parameters())
-    for name, rows, values in _slices(plan, outer):
-        part = parameters[name].data[rows] if parameters[name].dim() else parameters[name].data
-        part.copy_(values.view(part.shape))
-
-
-def _slices(plan: FragmentPlan, outer: Mapping[str, Tensor]) -> list[tuple[str, slice, Tensor]]:
-    """Name, rows and slow weights of each slice. Raises CheckpointError if any are missing."""
-    found: list[tuple[str, slice, Tensor]] = []
     for fragment in plan.fragments:
         phi = outer.get(f"phi.{fragment.index}")
         if phi is None or phi.numel() != fragment.numel:
@@ -208,9 +168,8 @@ def _slices(plan: FragmentPlan, outer: Mapping[str, Tensor]) -> list[tuple[str, 
                 f"The slow weights of fragment {fragment.index} are missing or of another size: "
                 "export the fast weights with --weights fast."
             )
-        begin = 0
-        for one in fragment.slices:
-            values = phi[begin : begin + one.numel]
-            found.append((one.tensor, slice(one.start, one.stop), values))
-            begin += one.numel
-    return found
+        sizes = [one.numel for one in fragment.slices]
+        for one, values in zip(fragment.slices, phi.split(sizes), strict=True):
+            weights = parameters[one.tensor].data
+            part = weights[one.start : one.stop] if weights.dim() else weights
+            part.copy_(values.view(part.shape))

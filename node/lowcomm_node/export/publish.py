@@ -1,7 +1,7 @@
-"""Uploads a folder that an export wrote to the Hugging Face Hub, by the owner's own login.
+"""Uploads the files of an export to the Hugging Face Hub, by the owner's own login.
 
-Only what an export writes is uploaded, whatever else lies in the folder. The token is the
-library's business: from the environment (HF_TOKEN) or its own login, never from a run or a home.
+The library takes the token from the environment (HF_TOKEN) or its own login, never from a run or a
+home.
 """
 
 import importlib
@@ -28,7 +28,15 @@ def publish(folder: Path, repository: str, public: bool) -> str:
     links = sorted(file.name for file in files if file.is_symlink())
     if links:
         raise ConfigError(f"{folder}: {links[0]} is a link: publish a folder of plain files.")
-    hub = _library()
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        for part in ("utils", "errors"):
+            importlib.import_module(f"huggingface_hub.{part}")
+        hub: Any = importlib.import_module("huggingface_hub")
+    except ImportError:
+        raise ConfigError(
+            "`checkpoint publish` needs the library huggingface_hub: " + install("[hub]") + "."
+        ) from None
     hub.utils.disable_progress_bars()
     api = hub.HfApi(library_name="lowcomm")
     try:
@@ -47,29 +55,17 @@ def publish(folder: Path, repository: str, public: bool) -> str:
 
 
 def _failure(hub: Any, repository: str, error: Exception) -> NodeError:
-    """What went wrong, without the token."""
+    """The error to report, without the token."""
     code = getattr(getattr(error, "response", None), "status_code", None)
     if code in (401, 403) or isinstance(error, hub.errors.LocalTokenNotFoundError):
         return ConfigError(
             f"The Hub does not let this login write to {repository}: log in with `hf auth login`, "
             "or set HF_TOKEN to a token that may write."
         )
-    told = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+    reason = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
     token = hub.get_token()
     if token:
-        told = told.replace(token, "...")
+        reason = reason.replace(token, "...")
     return NodeError(
-        f"{repository} could not be uploaded ({told}): try again, what has arrived is kept."
+        f"{repository} could not be uploaded ({reason}): try again, what has arrived is kept."
     )
-
-
-def _library() -> Any:
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    try:
-        for part in ("utils", "errors"):
-            importlib.import_module(f"huggingface_hub.{part}")
-        return importlib.import_module("huggingface_hub")
-    except ImportError:
-        raise ConfigError(
-            "`checkpoint publish` needs the library huggingface_hub: " + install("[hub]") + "."
-        ) from None

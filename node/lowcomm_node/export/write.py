@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
-from lowcomm_node.export.contents import ExportContents, contents_of, has_slow_weights
+from lowcomm_node.export.contents import contents_of
 from lowcomm_node.export.gguf import write_file
 from lowcomm_node.export.huggingface import write_folder
 from lowcomm_node.storage.checkpoint import CheckpointStore
@@ -18,13 +18,12 @@ from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written."""
+    """A written export."""
 
     weights: Weights
     step: int
     """Inner steps of this node in the checkpoint."""
     peers: tuple[str, ...] = ()
-    """Whose slow weights were averaged with ours."""
 
 
 def export_checkpoint(
@@ -35,21 +34,26 @@ def export_checkpoint(
 ) -> ExportResult:
     """Write a new folder from a checkpoint of a run, ``of_run`` in a home.
 
-    ``gathered``: files of slow weights of peers, by peer, for an average; without any it is of our
-    own slow weights alone.
-
-    Raises CheckpointError, ConfigError, DiskFull.
+    ``gathered``: files of slow weights of peers, by peer, for an average; without any our own slow
+    weights are written. Raises CheckpointError, ConfigError, DiskFull.
     """
-    _check(choices)
+    if choices.dtype is Dtype.Q8_0 and choices.format is not Format.GGUF:
+        raise ConfigError("--dtype q8_0 is for --format gguf: choose float32 or bfloat16.")
+    is_copy, of_slow = choices.format is Format.SAFETENSORS, (Weights.SLOW, Weights.AVERAGE)
+    if is_copy and (choices.dtype is not Dtype.FLOAT32 or choices.weights in of_slow):
+        raise ConfigError(
+            "--format safetensors copies the fast weights as they are: leave --dtype and --weights "
+            "away, or choose --format hf."
+        )
     store = CheckpointStore(of_run / "checkpoints")
     newest = store.latest()
     if newest is None:
         raise CheckpointError(f"There is no checkpoint in {store.folder} yet.")
     step = newest.step if choices.step is None else choices.step
-    if choices.format is Format.SAFETENSORS:
+    if is_copy:
         store.export(step, folder)
         return ExportResult(Weights.FAST, step)
-    contents = _contents(store, step, _run_of(of_run), choices, gathered)
+    contents = contents_of(store, step, _run_of(of_run), choices, gathered)
     size = sum(tensor.nbytes for tensor in contents.tensors.values())
     with new_folder(folder, size) as fresh:
         if choices.format is Format.HF:
@@ -57,31 +61,6 @@ def export_checkpoint(
         else:
             write_file(contents, fresh, choices.dtype)
     return ExportResult(contents.weights, step, contents.peers)
-
-
-def _contents(
-    store: CheckpointStore,
-    step: int,
-    run: SignedRun | None,
-    choices: ExportChoices,
-    gathered: Mapping[str, Path],
-) -> ExportContents:
-    weights = choices.weights or (Weights.AVERAGE if has_slow_weights(run) else Weights.FAST)
-    parts = ["weights"] if weights is Weights.FAST else ["weights", "outer"]
-    told = gathered if weights is Weights.AVERAGE else {}
-    return contents_of(store.load(step, parts), weights, run, choices.tokenizer, told)
-
-
-def _check(choices: ExportChoices) -> None:
-    if choices.dtype is Dtype.Q8_0 and choices.format is not Format.GGUF:
-        raise ConfigError("--dtype q8_0 is for --format gguf: choose float32 or bfloat16.")
-    is_copy = choices.format is Format.SAFETENSORS
-    has_slow = choices.weights in (Weights.SLOW, Weights.AVERAGE)
-    if is_copy and (choices.dtype is not Dtype.FLOAT32 or has_slow):
-        raise ConfigError(
-            "--format safetensors copies the fast weights as they are: leave --dtype and --weights "
-            "away, or choose --format hf."
-        )
 
 
 def _run_of(of_run: Path) -> SignedRun | None:
