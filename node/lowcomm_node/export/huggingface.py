@@ -112,8 +112,12 @@ def write_folder(
     """Write everything into a folder that exists. ``dtype``: key of `DTYPES`; ``most``: bytes of a
     shard."""
     says, eos = contents.says, contents.says.eos_token_id
-    ends = {"bos_token_id": says.bos_token_id, "pad_token_id": says.pad_token_id}
-    ends["eos_token_id"] = [*eos] if len(eos) > 1 else next(iter(eos), None)
+    end = [*eos] if len(eos) > 1 else next(iter(eos), None)
+    ends = {
+        "bos_token_id": says.bos_token_id,
+        "eos_token_id": end,
+        "pad_token_id": says.pad_token_id,
+    }
     config = {**contents.form.config, **ends, "dtype": dtype}
     if "max_position_embeddings" in config:
         config["max_position_embeddings"] = contents.positions
