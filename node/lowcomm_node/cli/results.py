@@ -235,7 +235,7 @@ def track(
         follow: Go on as it happens.
     """
     from lowcomm_node.status.journal import Journal
-    from lowcomm_node.status.track import SINKS, PositionFile, Tracker, tracked_of
+    from lowcomm_node.status.track import SINKS, Tracker, tracked_of
 
     SINKS.check(sink)
     path = journal_path(here, run)
@@ -243,8 +243,8 @@ def track(
     settings = read_settings({"home": folder, "name": name}).settings
     tracked = tracked_of(folder, fingerprint, settings.name or "")
     written = SINKS[sink](to, tracked)
-    file = PositionFile(Paths(folder).tracked(fingerprint), sink, written.target)
-    tracker = Tracker(Journal(path), written, tracked.step_tokens, file)
+    positions = Paths(folder).tracked(fingerprint)
+    tracker = Tracker(Journal(path), written, tracked.step_tokens, positions, sink)
     named = f"{tracked.run}@{fingerprint}"
     if follow:
         _warn(f"{named} goes to {written.target}; Ctrl-C ends it")

@@ -5,11 +5,9 @@ a tracker may be stopped, killed or without a network: the next start goes on wh
 ended. The node knows nothing of it.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from importlib import import_module
@@ -35,7 +33,7 @@ from lowcomm_node.status.figures import (
     Sample,
 )
 from lowcomm_node.status.journal import Journal
-from lowcomm_node.storage.files import disk_full_error, lock, read_small, write_atomic
+from lowcomm_node.storage.files import disk_full_error, folder_lock, read_small, write_atomic
 from lowcomm_node.storage.paths import Paths, absolute
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.command import install
@@ -65,8 +63,6 @@ WAITING = "lowcomm_waiting_ratio"
 the two counters instead."""
 AT_EVENTS = (HELD_OUT, CLAIMED_LOSS)
 """Columns of samples that are not tracked: a held-out loss comes with its evaluation."""
-_TELLING = ("swarm_step", "tokens", "loss", "completed", "failed", "bytes_sent", "bytes_received")
-"""Columns that make a sample worth a point: a finished node that serves its state makes none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +70,10 @@ class Tracked:
     """The run and the node that are followed."""
 
     run: str
-    """Name of the run."""
     fingerprint: str
     peer_id: str
     node: str
-    """Display name of the node."""
+    """Display name."""
     settings: Mapping[str, str | int | float | bool]
     """Of the specification as it was signed, by names such as ``sync.method``."""
     step_tokens: int | None = None
@@ -148,55 +143,12 @@ class TrackerPosition:
     """Of the last row (Unix seconds)."""
     points: int = 0
     """Points so far."""
+    step: int | None = None
+    """Swarm step of the last sample: a node that does not train adds no points."""
     counts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Of each count the last value, and its sum over all starts."""
-    seen: tuple[float | None, ...] = ()
-    """Telling columns of the last sample, to leave out equal ones."""
     kept: Mapping[str, Any] = field(default_factory=dict)
     """What the sink needs to go on."""
-
-
-class PositionFile:
-    """File of the position of one sink and target, written whole after each delivery."""
-
-    def __init__(self, folder: Path, sink: str, target: str) -> None:
-        name = f"{sink}-{sha256(target.encode()).hexdigest()[:12]}"
-        self._path = folder / f"{name}.json"
-        self._lock = folder / f"{name}.lock"
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Context in which no other tracker writes to the same target. Raises RetryLater."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            if not lock(descriptor, fcntl.LOCK_EX, wait=False):
-                raise RetryLater(
-                    f"Another `lowcomm-node track` writes from this home to the same place "
-                    f"({self._lock} is held): end that one first, or name another place with --to."
-                )
-            yield
-        finally:
-            os.close(descriptor)
-
-    def load(self) -> TrackerPosition:
-        """Read it; the beginning if there is none. Raises ConfigError if it can't be read."""
-        if not self._path.exists():
-            return TrackerPosition()
-        try:
-            content = json.loads(read_small(self._path, MAX_POSITION_BYTES))
-            # Older releases noted the times of the last sample and of the last notice.
-            content["time"] = max(content["time"], content.get("newest", 0.0))
-            return TypeAdapter(TrackerPosition).validate_python(content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(
-                f"{self._path} can't be read ({error}): remove it, and name a new place with --to, "
-                "or what is there is written a second time."
-            ) from None
-
-    def save(self, position: TrackerPosition) -> None:
-        """Keep it. Raises DiskFull."""
-        write_atomic(self._path, json.dumps(asdict(position)).encode(), 0o600)
 
 
 def next_batch(
@@ -252,9 +204,9 @@ def _take_sample(
     )
     if waited + computing > 0:
         values[WAITING] = waited / (waited + computing)
-    seen = tuple(getattr(sample, column) for column in _TELLING)
-    is_new = seen != position.seen
-    return values if is_new else {}, replace(position, counts=counts, seen=seen)
+    is_new = sample.swarm_step != position.step
+    position = replace(position, counts=counts, step=sample.swarm_step)
+    return values if is_new else {}, position
 
 
 # --- Following ------------------------------------------------------------------------------------
@@ -281,31 +233,60 @@ class Sink(Protocol):
 
 
 class Tracker:
-    """One journal and one sink."""
+    """One journal and one sink, with a file of the position, written whole after each delivery."""
 
     def __init__(
-        self, journal: Journal, sink: Sink, step_tokens: int | None, file: PositionFile
+        self, journal: Journal, sink: Sink, step_tokens: int | None, folder: Path, name: str
     ) -> None:
+        """``folder`` has the position; ``name``: of the sink."""
         self._journal = journal
         self._sink = sink
         self._step_tokens = step_tokens
-        self._file = file
+        self._folder = folder
+        self._name = f"{name}-{sha256(sink.target.encode()).hexdigest()[:12]}"
+        self._path = folder / f"{self._name}.json"
         self.points = 0
         """Points that the sink took."""
 
     def run(self, warn: Callable[[str], None] | None = None) -> None:
         """Deliver what the journal holds; with ``warn`` also what comes, until interrupted.
 
-        ``warn`` takes what is late, or goes on again. Without it, raises RetryLater if the sink
-        takes nothing. Raises ConfigError, NodeError if the journal can't be read, DiskFull.
+        ``warn`` takes what is late, or goes on again. Raises RetryLater if another tracker writes
+        to the same target, and without ``warn`` if the sink takes nothing. Raises ConfigError,
+        NodeError if the journal can't be read, DiskFull.
         """
-        with self._file.held():
-            position = self._file.load()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with folder_lock(self._folder, wait=False, name=f"{self._name}.lock") as is_ours:
+            if not is_ours:
+                raise RetryLater(
+                    "Another `lowcomm-node track` writes from this home to the same place "
+                    f"({self._path} is in use): end that one first, or name another place with "
+                    "--to."
+                )
+            position = self._load()
             self._sink.open(position.kept)
             try:
                 self._follow(position, warn)
             finally:
                 self._sink.close()
+
+    def _load(self) -> TrackerPosition:
+        if not self._path.exists():
+            return TrackerPosition()
+        try:
+            content = json.loads(read_small(self._path, MAX_POSITION_BYTES))
+            # Older releases noted the times of the last sample and of the last notice.
+            content["time"] = max(content["time"], content.get("newest", 0.0))
+            return TypeAdapter(TrackerPosition).validate_python(content)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"{self._path} can't be read ({error}): remove it, and name a new place with --to, "
+                "or what is there is written a second time."
+            ) from None
+
+    def save(self, position: TrackerPosition) -> None:
+        """Keep the position. Raises DiskFull."""
+        write_atomic(self._path, json.dumps(asdict(position)).encode(), 0o600)
 
     def _follow(self, position: TrackerPosition, warn: Callable[[str], None] | None) -> None:
         pause = LOOK_EVERY
@@ -323,7 +304,7 @@ class Tracker:
                 continue
             if points:
                 behind = replace(behind, kept=kept)
-                self._file.save(behind)
+                self.save(behind)
                 self.points += len(points)
             if warn is not None and pause != LOOK_EVERY:
                 warn(f"{self._sink.target} answers again")

@@ -88,10 +88,10 @@ def _disk_full(folder: Path, needed: int | None) -> DiskFull:
 
 
 @contextmanager
-def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[bool]:
+def folder_lock(folder: Path, *, wait: bool = True, name: str = ".lock") -> Iterator[bool]:
     """Hold the lock of a folder, which ends with the process; yields False if another has it and
     ``wait`` is false."""
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         yield lock(descriptor, fcntl.LOCK_EX, wait=wait)
     finally:

@@ -25,14 +25,13 @@ KILLED = """
 import os, signal, sys
 from lowcomm_node.cli import app
 from lowcomm_node.status import track
-PositionFile = track.PositionFile
-track.MOST, save, told = 4, PositionFile.save, []
+track.MOST, save, told = 4, track.Tracker.save, []
 def killed(self, position):
     told.append(position)
     if len(told) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     save(self, position)
-PositionFile.save = killed
+track.Tracker.save = killed
 app(sys.argv[1:])
 """
 
