@@ -13,7 +13,7 @@ from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from time import sleep
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from pydantic import TypeAdapter
 
@@ -48,10 +48,8 @@ MOST = 500
 MAX_POSITION_BYTES = 64 * 1024
 LOOK_EVERY = 2.0
 """Seconds between two looks at a journal."""
-LONGEST_PAUSE = 60.0
-"""Seconds until a sink that takes nothing is tried again, at most."""
-INIT_DEADLINE = 60.0
-"""Seconds for Weights & Biases to begin a run."""
+RETRY_EVERY = 30.0
+"""Seconds until a sink that takes nothing is tried again."""
 LEFT_OUT = ("run.members", "run.creator", "version", "optional")
 """Settings that are no hyperparameters; the members of a list are other people's."""
 LONGEST = 200
@@ -80,7 +78,7 @@ class Tracked:
     """Tokens of an inner step, where the specification is known."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrackedPoint:
     """Figures of one moment."""
 
@@ -91,7 +89,6 @@ class TrackedPoint:
     step: int
     """Swarm step."""
     tokens: int | None
-    """Tokens that the node had trained on."""
     values: Mapping[str, float]
     """By name of the figure."""
 
@@ -174,11 +171,7 @@ def next_batch(
             continue
         axes = {SWARM_STEP: float(step)} | ({} if tokens is None else {TOKENS: float(tokens)})
         number = position.points
-        points.append(
-            TrackedPoint(
-                time=row.time, number=number, step=step, tokens=tokens, values=axes | values
-            )
-        )
+        points.append(TrackedPoint(row.time, number, step, tokens, axes | values))
         position = replace(position, points=number + 1)
     return points, position
 
@@ -209,27 +202,176 @@ def _take_sample(
     return values if is_new else {}, position
 
 
-# --- Following ------------------------------------------------------------------------------------
+# --- Sinks ----------------------------------------------------------------------------------------
 
 
-class Sink(Protocol):
-    """A program that takes points. ``target``: where it writes, in words that hold no secret.
+def _library(extra: str, module: str) -> Any:
+    """Import a part of what an extra brings. Raises ConfigError, which names the extra."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"The library {extra} is needed here ({error}): {install(f'[{extra}]')}."
+        ) from None
 
-    Its class is made with the target that the owner names, or None, and what is tracked. It raises
-    ConfigError for an impossible target.
+
+class TensorBoard:
+    """Event file of TensorBoard, one for a node, which grows; its steps are swarm steps.
+
+    A tracker that was killed in the midst of a batch has written more than its position says: the
+    next one cuts that off, and writes the same again.
     """
 
-    target: str
+    def __init__(self, target: str | None, tracked: Tracked) -> None:
+        """``target``: the folder that `tensorboard --logdir` reads. Raises ConfigError."""
+        self._root = absolute(target or "tensorboard")
+        self.target = str(self._root)
+        self._tracked = tracked
+        # An owner may choose any name for a node, so it is cleaned for the file system.
+        name = "".join(one if one.isalnum() or one in "-_" else "_" for one in tracked.node)[:64]
+        self._path = self._root / f"{tracked.run}-{tracked.fingerprint}" / (name or "node")
+        library = "tensorboard"
+        self._records: Any = _library(library, "tensorboard.summary.writer.record_writer")
+        self._event: Any = _library(library, "tensorboard.compat.proto.event_pb2").Event
+        self._summary: Any = _library(library, "tensorboard.compat.proto.summary_pb2").Summary
+        self._hparams: Any = _library(library, "tensorboard.plugins.hparams.summary_v2")
+        self._file: BinaryIO | None = None
 
     def open(self, kept: Mapping[str, Any]) -> None:
-        """Begin, or go on where ``kept`` was. Raises ConfigError."""
+        """Go on in the file; a new one begins with the first point. Raises ConfigError."""
+        if not kept:
+            return
+        path = self._path / str(kept["file"])
+        if not path.exists() or path.stat().st_size < int(kept["bytes"]):
+            raise ConfigError(
+                f"{path} is missing or shorter than it was, so there is nothing to go on with: put "
+                "it back, or name a new folder with --to."
+            )
+        os.truncate(path, int(kept["bytes"]))
+        self._file = path.open("ab")
 
     def write(self, points: Sequence[TrackedPoint]) -> Mapping[str, Any]:
-        """Deliver all; returns what to keep. Raises RetryLater if nothing may have arrived."""
-        ...
+        """Append and sync. Raises DiskFull."""
+        with disk_full_error(self._root, 0):
+            file = self._file = self._file or self._create(points[0])
+            for point in points:
+                self._scalars(file, point.time, point.step, point.values)
+                if point.tokens is not None:  # TensorBoard draws against steps and time only
+                    losses = ((name, point.values[name]) for name in LOSSES if name in point.values)
+                    by_tokens = {f"by_tokens/{name}": one for name, one in losses}
+                    self._scalars(file, point.time, point.tokens, by_tokens)
+            file.flush()
+            os.fsync(file.fileno())
+            return {"file": Path(file.name).name, "bytes": file.tell()}
 
     def close(self) -> None:
-        """Wait until all is delivered."""
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _create(self, first: TrackedPoint) -> BinaryIO:
+        self._path.mkdir(parents=True, exist_ok=True)
+        path = self._path / f"events.out.tfevents.{int(first.time)}.{self._tracked.fingerprint}"
+        path.unlink(missing_ok=True)  # of a tracker that was killed before it saved its position
+        file = path.open("ab")
+        self._record(file, wall_time=first.time, file_version="brain.Event:2")
+        if self._tracked.settings:
+            settings = dict(self._tracked.settings)
+            summary = self._hparams.hparams_pb(settings, start_time_secs=first.time)
+            self._record(file, wall_time=first.time, summary=summary)
+        return file
+
+    def _scalars(self, file: BinaryIO, time: float, step: int, values: Mapping[str, float]) -> None:
+        if values:
+            tagged = [self._summary.Value(tag=tag, simple_value=one) for tag, one in values.items()]
+            self._record(file, wall_time=time, step=step, summary=self._summary(value=tagged))
+
+    def _record(self, file: BinaryIO, **event: Any) -> None:
+        self._records.RecordWriter(file).write(self._event(**event).SerializeToString())
+
+
+class WeightsAndBiases:
+    """Weights & Biases: the owner's own login and settings (``WANDB_*``) hold.
+
+    Its own step is the number of the point. It takes none twice, so points that a killed tracker
+    sent are not doubled. A run begins, or is resumed, with the first point.
+    """
+
+    def __init__(self, target: str | None, tracked: Tracked) -> None:
+        """``target``: ``PROJECT`` or ``ENTITY/PROJECT``. Raises ConfigError."""
+        self.target = target or "lowcomm"
+        *entity, self._project = self.target.split("/")
+        if len(entity) > 1 or not self._project:
+            raise ConfigError(f"--to {self.target[:120]!r}: give PROJECT or ENTITY/PROJECT.")
+        self._entity = entity[0] if entity else None
+        self._wandb: Any = _library("wandb", "wandb")
+        self._tracked = tracked
+        self._run: Any = None
+
+    def open(self, kept: Mapping[str, Any]) -> None:
+        """Do nothing before the first point."""
+
+    def write(self, points: Sequence[TrackedPoint]) -> Mapping[str, Any]:
+        """Hand points to wandb's own process, which sends them when it can.
+
+        Raises ConfigError; RetryLater if nothing may have arrived.
+        """
+        self._run = self._run or self._begin()
+        for point in points:
+            self._run.log({**point.values, "_timestamp": point.time}, step=point.number)
+        return {}
+
+    def close(self) -> None:
+        """Wait until all is sent."""
+        if self._run is not None:
+            self._run.finish()
+
+    def _begin(self) -> Any:
+        """Begin or resume the run, by an id made of run and node."""
+        tracked = self._tracked
+        try:
+            run = self._wandb.init(
+                entity=self._entity,
+                project=self._project,
+                id=f"{tracked.fingerprint}-{tracked.peer_id[-12:]}",
+                name=tracked.node,
+                group=f"{tracked.run}-{tracked.fingerprint}",
+                config=dict(tracked.settings),
+                resume="allow",
+                # Nothing else of this machine is sent: no console, no code, no figures of it.
+                settings=self._wandb.Settings(
+                    init_timeout=60.0,
+                    console="off",
+                    silent=True,
+                    disable_git=True,
+                    save_code=False,
+                    x_disable_meta=True,
+                    x_disable_stats=True,
+                ),
+            )
+        except self._wandb.errors.UsageError as error:
+            raise ConfigError(
+                f"Weights & Biases does not take this: {error}. Log in with `wandb login`, or set "
+                "WANDB_MODE=offline."
+            ) from None
+        except (self._wandb.Error, OSError) as error:
+            raise RetryLater(
+                f"Weights & Biases can't be reached ({error}). Nothing is lost; or set "
+                "WANDB_MODE=offline."
+            ) from None
+        run.define_metric(SWARM_STEP)
+        run.define_metric("*", step_metric=SWARM_STEP)
+        return run
+
+
+Sink = TensorBoard | WeightsAndBiases
+"""A program that takes points, made with the target that the owner names, or None."""
+SINKS: Table[Callable[[str | None, Tracked], Sink]] = Table(
+    "sink", {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+)
+"""Programs that can take a journal, by name."""
+
+# --- Following ------------------------------------------------------------------------------------
 
 
 class Tracker:
@@ -259,9 +401,8 @@ class Tracker:
         with folder_lock(self._folder, wait=False, name=f"{self._name}.lock") as is_ours:
             if not is_ours:
                 raise RetryLater(
-                    "Another `lowcomm-node track` writes from this home to the same place "
-                    f"({self._path} is in use): end that one first, or name another place with "
-                    "--to."
+                    "Another `lowcomm-node track` writes from this home to the same place: end "
+                    "that one first, or name another place with --to."
                 )
             position = self._load()
             self._sink.open(position.kept)
@@ -289,7 +430,6 @@ class Tracker:
         write_atomic(self._path, json.dumps(asdict(position)).encode(), 0o600)
 
     def _follow(self, position: TrackerPosition, warn: Callable[[str], None] | None) -> None:
-        pause = LOOK_EVERY
         while True:
             points, behind = next_batch(self._journal, position, self._step_tokens)
             try:
@@ -297,186 +437,15 @@ class Tracker:
             except RetryLater as error:
                 if warn is None:
                     raise
-                if pause == LOOK_EVERY:
-                    warn(f"{error} It is tried again by itself.")
-                sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                warn(f"{error} It is tried again by itself.")
+                sleep(RETRY_EVERY)
                 continue
             if points:
                 behind = replace(behind, kept=kept)
                 self.save(behind)
                 self.points += len(points)
-            if warn is not None and pause != LOOK_EVERY:
-                warn(f"{self._sink.target} answers again")
-                pause = LOOK_EVERY
-            if behind.time == position.time:
+            elif behind.time == position.time:
                 if warn is None:
                     return
                 sleep(LOOK_EVERY)
             position = behind
-
-
-# --- Sinks ----------------------------------------------------------------------------------------
-
-
-def _library(extra: str, module: str) -> Any:
-    """Import a part of what an extra brings. Raises ConfigError, which names the extra."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"The library {extra} is needed here ({error}): {install(f'[{extra}]')}."
-        ) from None
-
-
-class TensorBoard:
-    """Event file of TensorBoard, one for a node, which grows; its steps are swarm steps.
-
-    A tracker that was killed in the midst of a batch has written more than its position says: the
-    next one cuts that off, and writes the same again.
-    """
-
-    def __init__(self, target: str | None, tracked: Tracked) -> None:
-        """``target``: the folder that `tensorboard --logdir` reads."""
-        self._root = absolute(target or "tensorboard")
-        self.target = str(self._root)
-        self._tracked = tracked
-        # An owner may choose any name for a node, so it is cleaned for the file system.
-        name = "".join(one if one.isalnum() or one in "-_" else "_" for one in tracked.node)[:64]
-        self._path = self._root / f"{tracked.run}-{tracked.fingerprint}" / (name or "node")
-        library = "tensorboard"
-        self._records: Any = _library(library, "tensorboard.summary.writer.record_writer")
-        self._event: Any = _library(library, "tensorboard.compat.proto.event_pb2").Event
-        self._summary: Any = _library(library, "tensorboard.compat.proto.summary_pb2").Summary
-        self._hparams: Any = _library(library, "tensorboard.plugins.hparams.summary_v2")
-        self._file: BinaryIO | None = None
-
-    def open(self, kept: Mapping[str, Any]) -> None:
-        """Go on in the file; a new one begins with the first point."""
-        if not kept:
-            return
-        path = self._path / str(kept["file"])
-        if not path.exists() or path.stat().st_size < int(kept["bytes"]):
-            raise ConfigError(
-                f"{path} is missing or shorter than it was, so there is nothing to go on with: put "
-                "it back, or name a new folder with --to."
-            )
-        os.truncate(path, int(kept["bytes"]))
-        self._file = path.open("ab")
-
-    def write(self, points: Sequence[TrackedPoint]) -> Mapping[str, Any]:
-        """Append and sync. Raises DiskFull."""
-        with disk_full_error(self._root, 0):
-            file = self._file = self._file or self._create(points[0])
-            for point in points:
-                self._scalars(file, point.time, point.step, point.values)
-                losses = {
-                    f"by_tokens/{name}": one for name, one in point.values.items() if name in LOSSES
-                }
-                # TensorBoard draws against steps and time only.
-                if losses and point.tokens is not None:
-                    self._scalars(file, point.time, point.tokens, losses)
-            file.flush()
-            os.fsync(file.fileno())
-            return {"file": Path(file.name).name, "bytes": file.tell()}
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-
-    def _create(self, first: TrackedPoint) -> BinaryIO:
-        self._path.mkdir(parents=True, exist_ok=True)
-        path = self._path / f"events.out.tfevents.{int(first.time)}.{self._tracked.fingerprint}"
-        path.unlink(missing_ok=True)  # of a tracker that was killed before it saved its position
-        file = path.open("ab")
-        self._record(file, wall_time=first.time, file_version="brain.Event:2")
-        if self._tracked.settings:
-            settings = dict(self._tracked.settings)
-            summary = self._hparams.hparams_pb(settings, start_time_secs=first.time)
-            self._record(file, wall_time=first.time, summary=summary)
-        return file
-
-    def _scalars(self, file: BinaryIO, time: float, step: int, values: Mapping[str, float]) -> None:
-        tagged = [self._summary.Value(tag=name, simple_value=one) for name, one in values.items()]
-        self._record(file, wall_time=time, step=step, summary=self._summary(value=tagged))
-
-    def _record(self, file: BinaryIO, **event: Any) -> None:
-        self._records.RecordWriter(file).write(self._event(**event).SerializeToString())
-
-
-class WeightsAndBiases:
-    """Weights & Biases: the owner's own login and settings (``WANDB_*``) hold.
-
-    Its own step is the number of the point. It takes none twice, so points that a killed tracker
-    sent are not doubled. A run begins, or is resumed, with the first point.
-    """
-
-    def __init__(self, target: str | None, tracked: Tracked) -> None:
-        """``target``: ``PROJECT`` or ``ENTITY/PROJECT``."""
-        self.target = target or "lowcomm"
-        *entity, self._project = self.target.split("/")
-        if len(entity) > 1 or not self._project:
-            raise ConfigError(f"--to {self.target[:120]!r}: give PROJECT or ENTITY/PROJECT.")
-        self._entity = entity[0] if entity else None
-        self._wandb: Any = _library("wandb", "wandb")
-        self._tracked = tracked
-        self._run: Any = None
-
-    def open(self, kept: Mapping[str, Any]) -> None:
-        """Do nothing before the first point."""
-
-    def write(self, points: Sequence[TrackedPoint]) -> Mapping[str, Any]:
-        """Hand points to wandb's own process, which sends them when it can. Raises ConfigError."""
-        self._run = self._run or self._begin()
-        for point in points:
-            self._run.log({**point.values, "_timestamp": point.time}, step=point.number)
-        return {}
-
-    def close(self) -> None:
-        """Wait until all is sent."""
-        if self._run is not None:
-            self._run.finish()
-
-    def _begin(self) -> Any:
-        """Begin or resume the run, by an id made of run and node."""
-        tracked = self._tracked
-        try:
-            run = self._wandb.init(
-                entity=self._entity,
-                project=self._project,
-                id=f"{tracked.fingerprint}-{tracked.peer_id[-12:]}",
-                name=tracked.node,
-                group=f"{tracked.run}-{tracked.fingerprint}",
-                config=dict(tracked.settings),
-                resume="allow",
-                # Nothing else of this machine is sent: no console, no code, no figures of it.
-                settings=self._wandb.Settings(
-                    init_timeout=INIT_DEADLINE,
-                    console="off",
-                    silent=True,
-                    disable_git=True,
-                    save_code=False,
-                    x_disable_meta=True,
-                    x_disable_stats=True,
-                ),
-            )
-        except self._wandb.errors.UsageError as error:
-            raise ConfigError(
-                f"Weights & Biases does not take this: {error}. Log in with `wandb login`, or set "
-                "WANDB_MODE=offline."
-            ) from None
-        except (self._wandb.Error, OSError) as error:
-            raise RetryLater(
-                f"Weights & Biases can't be reached ({error}). Nothing is lost; or set "
-                "WANDB_MODE=offline."
-            ) from None
-        run.define_metric(SWARM_STEP)
-        run.define_metric("*", step_metric=SWARM_STEP)
-        return run
-
-
-SINKS: Table[Callable[[str | None, Tracked], Sink]] = Table(
-    "sink", {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
-)
-"""Programs that can take a journal, by name."""

@@ -120,23 +120,14 @@ def tell_farewell(given: Contribution, home: Path) -> str:
 
 def swarm_in_words(statuses: Sequence[Status | None]) -> str:
     """The progress of the nodes of a demo (None: not up yet), in a line."""
-    training = [status for status in statuses if status and status.trainer.swarm_step is not None]
     at_work = [
-        status for status in training if status.phase in ("training", "finishing", "finished")
+        status
+        for status in statuses
+        if status and status.phase in ("training", "finishing", "finished")
     ]
     if len(at_work) < len(statuses):
-        doings: dict[str, list[str]] = {}
-        for number, status in enumerate(statuses, start=1):
-            waiting = f" ({status.waiting})" if status and status.waiting else ""
-            doing = f"{status.phase}{waiting}" if status else "starting"
-            doings.setdefault(doing, []).append(str(number))
-        return clean(
-            "; ".join(
-                f"node{'s' * (len(names) > 1)} {', '.join(names)} "
-                f"{'are' if len(names) > 1 else 'is'} {doing}"
-                for doing, names in doings.items()
-            )
-        )
+        doings = [summary(status) if status else "starting" for status in statuses]
+        return clean("; ".join(f"node {number} {one}" for number, one in enumerate(doings, 1)))
     trainers = [status.trainer for status in at_work]
     held_out = _mean_loss(trainer.val_loss_last for trainer in trainers)
     parts = (
