@@ -300,8 +300,6 @@ gave-up: The peer gave up an exchange, and told why.
     Nothing: the fragment is exchanged with another peer.
 too-slow: What a peer sends would not come before the deadline of the exchange.
     Raise `--exchange-deadline`, or the limits `--max-up` and `--max-down` of the slower end.
-turn-over: Others wait at a peer that has served us its state for long.
-    Nothing: the node queues again, and goes on where it was.
 retry-later: Nothing is wrong, only the moment.
     Repeat the same command later.
 disk-full: A folder has no room; what was there before is untouched.

@@ -28,14 +28,11 @@ from lowcomm_node.system.tasks import Enduring, start
 VERSION = 2
 """1 had fewer columns of samples: they are added when a node opens such a file."""
 COLUMNS = tuple(one.name for one in fields(Sample))
-MAX_EXCHANGES = 30_000
-"""Notices of exchanges that are kept, of some 700 bytes each."""
-MAX_OTHERS = 10_000
-"""Notices of anything else that are kept."""
+MAX_EXCHANGES, MAX_OTHERS = 30_000, 10_000
+"""Notices that are kept: of exchanges, of some 700 bytes each, and of anything else."""
 MAX_BYTES = 32 * 1024 * 1024
 """Bytes of all notices that are kept."""
 KEPT_SECONDS = 90 * 86400.0
-"""How long anything is kept."""
 THINNED = ((86400.0, 60.0), (7 * 86400.0, 600.0))
 """Seconds of age from which on one sample in the second number of seconds stays."""
 MOST = 5000
@@ -73,9 +70,9 @@ class JournalFile:
         """Bytes of the notices that were added since it was pruned."""
         try:
             self._database = _open(path)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # the disk, not the file
-                raise
+        except sqlite3.OperationalError:  # the disk, not the file
+            raise
+        except sqlite3.DatabaseError:
             path.replace(path.with_name(f"{path.name}.damaged"))
             for suffix in ("-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -84,12 +81,11 @@ class JournalFile:
     def add(self, notices: Sequence[Notice], samples: Sequence[Sample]) -> None:
         """Write both in one transaction."""
         rows = [(one.time, one.event.name, json.dumps(one.event.to_json())) for one in notices]
-        places = ", ".join("?" * len(COLUMNS))
+        into = f"samples ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
         with self._database as database:
             database.executemany("INSERT INTO notices (time, name, content) VALUES (?, ?, ?)", rows)
             database.executemany(
-                f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({places})",
-                [astuple(one) for one in samples],
+                f"INSERT OR REPLACE INTO {into}", [astuple(one) for one in samples]
             )
         self.grown_bytes += sum(len(content) for _, _, content in rows)
 
@@ -100,10 +96,8 @@ class JournalFile:
                 database.execute(f"DELETE FROM {table} WHERE time < ?", (now - KEPT_SECONDS,))
             for which, most in ((_EXCHANGES, MAX_EXCHANGES), (f"NOT {_EXCHANGES}", MAX_OTHERS)):
                 newest = f"SELECT id FROM notices WHERE {which} ORDER BY id DESC LIMIT 1 OFFSET ?"
-                database.execute(
-                    f"DELETE FROM notices WHERE {which} AND id <= ({newest})",
-                    (most,),
-                )
+                older = f"DELETE FROM notices WHERE {which} AND id <= ({newest})"
+                database.execute(older, (most,))
             database.execute(
                 "DELETE FROM notices WHERE id IN (SELECT id FROM (SELECT id, sum(length(content)) "
                 "OVER (ORDER BY id DESC) AS newer FROM notices) WHERE newer > ?)",
