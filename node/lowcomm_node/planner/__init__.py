@@ -1,5 +1,4 @@
-"""What a run costs on a line, before it begins: bytes, seconds, the interval that results, memory,
-hours, and what of all-reduce's gain was measured at that interval.
+"""What a run costs on a line, before it begins; and the run.toml that `init` writes.
 
 question.py  the line, the peers, and a model with a number of parameters
 pace.py      bytes and seconds of one exchange, and the interval that results

@@ -41,9 +41,6 @@ FILLED = 0.87
 2/10, 94 at 5/5 (docs/run.md)."""
 
 
-# bytes
-
-
 def fragment_sizes(spec: RunSpec) -> tuple[int, ...]:
     """Values of each fragment, by the plan that peers make."""
     with torch.device("meta"):
@@ -55,8 +52,8 @@ def fragment_sizes(spec: RunSpec) -> tuple[int, ...]:
 def contents(sync: SyncSettings, numel: int, members: int) -> int:
     """Bytes of coded values that a member sends for a fragment, and receives.
 
-    Of a modulo codec those without blocks that wrap, which are sent again. Of a group the most that
-    one of its members sends.
+    Without blocks of modulo codecs that wrap, which are sent again. Of a group, the most that one
+    of its members sends.
     """
     if members < 2:
         return 0
@@ -79,9 +76,6 @@ def control(sync: SyncSettings, sent: float, members: int) -> int:
     return round((CONTROL_IN_PAIR if sync.group == 2 else group) + CONTROL_SHARE * sent)
 
 
-# seconds
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pace:
     """Exchanges of fragments of mean size on a line."""
@@ -101,9 +95,9 @@ class Pace:
         return FRAMING * self.bytes / self.line.slower
 
     @property
-    def turn_seconds(self) -> float:
-        """Seconds between two exchanges on a line that is never done."""
-        return self.line_seconds / FILLED
+    def cycle_seconds(self) -> float:
+        """Seconds in which a line that is never done exchanges every fragment once."""
+        return self.sync.fragments * self.line_seconds / FILLED
 
     @property
     def ready_seconds(self) -> float:
@@ -112,8 +106,7 @@ class Pace:
         trips = START_TRIPS
         if self.sync.group > 1:
             trips += ROUND_TRIPS_IN_PAIR if self.sync.group == 2 else ROUND_TRIPS_IN_GROUP
-        coding = self.values / VALUES_A_SECOND
-        return self.line_seconds + trips * self.line.latency + coding
+        return self.line_seconds + trips * self.line.latency + self.values / VALUES_A_SECOND
 
     @property
     def steps(self) -> int:
@@ -122,28 +115,28 @@ class Pace:
 
     @property
     def interval(self) -> float:
-        """Steps between two exchanges of a fragment that result: ``sync.interval``, or more."""
-        # A fragment that merges late is next due where its schedule says, at a multiple of the
-        # interval.
+        """Steps between two exchanges of a fragment that result: ``sync.interval``, or more.
+
+        A fragment that merges late is next due at a multiple of ``sync.interval``.
+        """
         alone = self.sync.interval * ceil(self.steps / self.sync.interval)
-        return max(float(alone), self.sync.fragments * self.turn_seconds / self.step)
+        return max(float(alone), self.cycle_seconds / self.step)
 
     @property
     def fitting_interval(self) -> int:
         """The shortest interval, at least ``sync.interval``, whose exchanges the line carries."""
-        filled = ceil(self.sync.fragments * self.turn_seconds / self.step)
+        filled = ceil(self.cycle_seconds / self.step)
         return max(self.sync.interval, self.sync.fragments, self.steps, filled)
 
     @property
     def merged_seconds(self) -> float:
         """Seconds from when an exchange is due until it is merged: the mean of both ends, as they
         come one after the other."""
-        step, takes = self.step, self.line_seconds
+        step, takes, every = self.step, self.line_seconds, self.cycle_seconds
         # The partner is called in the middle of a step. It captures at that step's end, before the
         # caller does, and the contents that it waits for come as late.
         partner = max(self.sync.overlap + 0.5, 1.5 + self.ready_seconds / step) * step
         alone = (step * self.steps + partner) / 2
-        every = self.sync.fragments * self.turn_seconds
         if (busy := every / (self.sync.interval * step)) < 1:
             # Half of what contents of one size wait that come at random (Pollaczek and Khinchine):
             # the schedule spreads them.
@@ -152,6 +145,5 @@ class Pace:
         # a fragment waits only half an interval to be due again. A peer begins no more than fill
         # the line while others are coded and wait for steps (`Budget`).
         at_once = 1 + ceil((takes + 2 * (step + self.values / VALUES_A_SECOND)) / takes)
-        return max(
-            alone + takes, min(every - self.sync.interval * step / 2, at_once * self.turn_seconds)
-        )
+        longest = min(every - self.sync.interval * step / 2, at_once * takes / FILLED)
+        return max(alone + takes, longest)

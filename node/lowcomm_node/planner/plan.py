@@ -34,7 +34,7 @@ FURTHER = 1.1
 """Factor beyond the longest measured interval up to which its share still counts."""
 
 
-# what was measured
+# records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,6 @@ class MeasuredPoint:
     optimizer: str
     """Inner optimizer."""
     peers: int
-    """Peers of the swarm."""
     interval: int
     """Steps between two exchanges of a fragment."""
     sync: Mapping[str, Any] = field(default_factory=dict)
@@ -77,69 +76,6 @@ class Estimate:
     """The longest interval that was measured."""
 
 
-@cache
-def measured() -> tuple[int, tuple[MeasuredPoint, ...]]:
-    """Parameters of the measured model, and the figures that this release brings."""
-    file = resources.files("lowcomm_node.planner").joinpath("measured.json")
-    found = json.loads(file.read_text(encoding="utf-8"))
-    points = (MeasuredPoint(**one | {"shares": tuple(one["shares"])}) for one in found["points"])
-    return found["parameters"], tuple(points)
-
-
-@dataclass(frozen=True)
-class MethodMeasurements:
-    """The measurements of one method, as a swarm of ``peers`` may use them."""
-
-    method: str
-    optimizer: str
-    peers: int
-
-    def points(self, interval: float = 0.0) -> tuple[MeasuredPoint, ...]:
-        """The measurements by interval, with the number of peers nearest to ``peers``.
-
-        Numbers with which intervals as long as ``interval`` were measured come first: with more
-        peers fewer intervals were.
-        """
-        key = self.method, self.optimizer
-        known = [p for p in measured()[1] if (p.method, p.optimizer) == key]
-        reaching = {p.peers for p in known if interval <= FURTHER * p.interval}
-        counts = reaching or {p.peers for p in known}
-        nearest = min(counts, key=lambda count: abs(log(count / self.peers)), default=0)
-        return tuple(sorted((p for p in known if p.peers == nearest), key=lambda p: p.interval))
-
-    def nearest(self, interval: float) -> MeasuredPoint | None:
-        """The measurement nearest to an interval; None without any."""
-        points = self.points(interval)
-        return min(points, key=lambda p: abs(log(p.interval / interval)), default=None)
-
-    def best_interval(self, usual: int) -> int:
-        """The interval that keeps most: ``usual``, or a shorter one that was measured."""
-        shorter = [point for point in self.points(usual) if point.interval <= usual]
-        best = max(shorter, key=lambda point: point.share, default=None)
-        return usual if best is None else best.interval
-
-    def at(self, interval: float) -> Estimate | None:
-        """The share at an interval, between those that were measured; None without any."""
-        points = self.points(interval)
-        if not points:
-            return None
-        longest = points[-1].interval
-        below = [p for p in points if p.interval <= interval][-1:]
-        above = [p for p in points if p.interval > interval][:1]
-        if not above:
-            share = below[0].share if interval <= FURTHER * longest else None
-        elif not below:
-            share = above[0].share
-        else:
-            [left], [right] = below, above
-            way = log(interval / left.interval) / log(right.interval / left.interval)
-            share = left.share + way * (right.share - left.share)
-        return Estimate(share=share, measured=(*below, *above), longest=longest)
-
-
-# what a plan says
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExchangeCost:
     """One exchange of a fragment of mean size, at one member."""
@@ -165,7 +101,6 @@ class Memory:
     gpu_host_bytes: int
     """Memory of a machine that trains on a GPU."""
     gpu_bytes: int
-    """Memory of that GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +114,6 @@ class Choice:
     settings: Mapping[str, Any]
     """Settings of `[sync]` that differ from the preset."""
     codec: str
-    """Codec of the values."""
     fragments: int
     """Pieces that the model is cut into."""
     written: int
@@ -190,9 +124,7 @@ class Choice:
     fits: bool
     """Whether the line carries the exchanges as they are written, one beside the other."""
     exchange: ExchangeCost
-    """One exchange."""
     memory: Memory
-    """Least memory of a peer."""
     run_bytes: int
     """Bytes that a peer sends over the whole run."""
     share: Estimate | None
@@ -221,17 +153,13 @@ class Plan:
     """The costs of a run on a line, by method."""
 
     parameters: int
-    """Parameters of the model."""
     peers: int
-    """Peers of the swarm."""
     steps: int
-    """Steps of the run."""
     tokens: int
     """Tokens that all peers train on together."""
     hours: float
     """Hours of the run with any method: training waits for no exchange."""
     line: Line
-    """Bytes a second, seconds there and back."""
     step_seconds: float
     """Seconds of one inner step."""
     as_written: Choice | None
@@ -245,18 +173,66 @@ class Plan:
     beyond: tuple[str, ...]
     """How far this goes beyond what was measured, in words."""
 
-    @property
-    def best(self) -> Choice:
-        """The choice to take."""
-        return self.choices[0]
+
+# measurements
+
+
+@cache
+def measured() -> tuple[int, tuple[MeasuredPoint, ...]]:
+    """Parameters of the measured model, and the figures that this release brings."""
+    file = resources.files("lowcomm_node.planner").joinpath("measured.json")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    points = (MeasuredPoint(**one | {"shares": tuple(one["shares"])}) for one in content["points"])
+    return content["parameters"], tuple(points)
+
+
+def points_of(method: str, optimizer: str, peers: int, interval: float) -> list[MeasuredPoint]:
+    """The measurements of a method by interval, with the number of peers nearest to ``peers``.
+
+    Numbers with which intervals as long as ``interval`` were measured come first: with more peers
+    fewer intervals were.
+    """
+    known = [p for p in measured()[1] if (p.method, p.optimizer) == (method, optimizer)]
+    reaching = {p.peers for p in known if interval <= FURTHER * p.interval}
+    counts = reaching or {p.peers for p in known}
+    nearest = min(counts, key=lambda count: abs(log(count / peers)), default=0)
+    return sorted((p for p in known if p.peers == nearest), key=lambda p: p.interval)
+
+
+def estimate(points: list[MeasuredPoint], interval: float) -> Estimate | None:
+    """The share at an interval, between those that were measured; None without any."""
+    if not points:
+        return None
+    longest = points[-1].interval
+    below = [p for p in points if p.interval <= interval][-1:]
+    above = [p for p in points if p.interval > interval][:1]
+    share = (below or above)[0].share
+    if not above and interval > FURTHER * longest:
+        share = None
+    elif above and below:
+        [left], [right] = below, above
+        way = log(interval / left.interval) / log(right.interval / left.interval)
+        share = left.share + way * (right.share - left.share)
+    return Estimate(share=share, measured=(*below, *above), longest=longest)
+
+
+# plans
 
 
 def plan(question: Question, from_file: bool) -> Plan:
     """The costs of a run; ``from_file``: its settings of ``[sync]`` are its creator's choice."""
     spec, line = question.spec, question.line
-    choices = tuple(sorted(_choices(question, from_file), key=_rank))
+    optimizer = spec.train.optimizer if from_file else OPTIMIZER
+    choices: list[Choice] = []
+    for method, preset in PRESETS.items():
+        if preset.sync["group"] > 1 and not method.endswith(OF_PAPERS):
+            other = with_method(spec, method, optimizer, {})
+            if not other.sync.realigns_among(question.peers):
+                choices.append(_choice(question, _fitted(question, other), fits_line=True))
+    choices.sort(key=_rank)
     parameters = count_parameters(spec.model)
-    sent = ring_bytes(parameters, question.peers, 1)
+    # A ring sends every fp32 gradient to all but one.
+    sent = 8 * parameters * (question.peers - 1) / question.peers
     seconds = question.step_seconds + pace.FRAMING * sent / line.slower
     return Plan(
         parameters=parameters,
@@ -267,7 +243,7 @@ def plan(question: Question, from_file: bool) -> Plan:
         line=line,
         step_seconds=question.step_seconds,
         as_written=as_written(question) if from_file and spec.sync.group > 1 else None,
-        choices=choices,
+        choices=tuple(choices),
         allreduce=AllReduce(
             bytes=round(sent), seconds=seconds, hours=spec.run.steps * seconds / 3600
         ),
@@ -276,28 +252,13 @@ def plan(question: Question, from_file: bool) -> Plan:
     )
 
 
-def ring_bytes(parameters: int, peers: int, steps: int) -> float:
-    """Bytes that each of ``peers`` sends in a ring all-reduce of fp32 gradients at every step."""
-    return 2 * (peers - 1) / peers * 4 * parameters * steps
-
-
 def as_written(question: Question) -> Choice:
     """A run as it is, on this line."""
     return _choice(question, question.spec, fits_line=False)
 
 
-def _choices(question: Question, from_file: bool) -> Iterator[Choice]:
-    optimizer = question.spec.train.optimizer if from_file else OPTIMIZER
-    for method, preset in PRESETS.items():
-        if preset.sync["group"] < 2 or method.endswith(OF_PAPERS):
-            continue
-        spec = _with(question.spec, method, optimizer, {})
-        if not spec.sync.realigns_among(question.peers):
-            yield _choice(question, _fitted(question, spec), fits_line=True)
-
-
-def _with(spec: RunSpec, method: str, optimizer: str, changes: Mapping[str, Any]) -> RunSpec:
-    """The same run with another method."""
+def with_method(spec: RunSpec, method: str, optimizer: str, changes: Mapping[str, Any]) -> RunSpec:
+    """The same run with another method, and ``changes`` of its settings."""
     content = spec.model_dump()
     train = {name: content["train"][name] for name in ("batch", "warmup", "schedule")}
     train["optimizer"] = optimizer
@@ -305,22 +266,34 @@ def _with(spec: RunSpec, method: str, optimizer: str, changes: Mapping[str, Any]
     return RunSpec.model_validate({**content, "train": train, "sync": sync})
 
 
+def _points(question: Question, spec: RunSpec, interval: float) -> list[MeasuredPoint]:
+    return points_of(spec.sync.method, spec.train.optimizer, question.peers, interval)
+
+
+def _nearest(question: Question, spec: RunSpec, interval: float) -> MeasuredPoint | None:
+    points = _points(question, spec, interval)
+    return min(points, key=lambda p: abs(log(p.interval / interval)), default=None)
+
+
 def _fitted(question: Question, spec: RunSpec) -> RunSpec:
     """A method at the shortest interval that the line carries and that pays, with the settings that
     were measured nearest to it."""
-    method, optimizer, shares = spec.sync.method, spec.train.optimizer, _shares(question, spec)
+    method, optimizer = spec.sync.method, spec.train.optimizer
     parameters, preset = count_parameters(spec.model), PRESETS[method].sync
-    shortest = shares.best_interval(preset["interval"])
+    usual = preset["interval"]
+    shorter = [p for p in _points(question, spec, usual) if p.interval <= usual]
+    best = max(shorter, key=lambda point: point.share, default=None)
     least = -(-parameters // MOST_VALUES) if preset["fragments"] > 1 else 1
+    shortest = max(usual if best is None else best.interval, least)
     for _ in range(TRIES):
-        sync = spec.sync.model_copy(update={"interval": max(shortest, least)})
+        sync = spec.sync.model_copy(update={"interval": shortest})
         interval = replace(_pace(question, spec), sync=sync).fitting_interval
-        near = shares.nearest(interval)
+        near = _nearest(question, spec, interval)
         changes: dict[str, Any] = dict(near.sync) if near is not None else {}
         changes["interval"] = interval
         if preset["fragments"] > 1:
             changes["fragments"] = fragment_count(parameters, interval, preset["fragments"])
-        fitted = _with(spec, method, optimizer, changes)
+        fitted = with_method(spec, method, optimizer, changes)
         if fitted == spec:
             break
         spec = fitted
@@ -328,9 +301,13 @@ def _fitted(question: Question, spec: RunSpec) -> RunSpec:
 
 
 def _pace(question: Question, spec: RunSpec) -> pace.Pace:
-    sizes, members = pace.fragment_sizes(spec), _members(question, spec)
+    sizes, members = pace.fragment_sizes(spec), min(spec.sync.group, question.peers)
     numel = round(sum(sizes) / len(sizes))
-    sent = _resent(question, spec) * pace.contents(spec.sync, numel, members)
+    near, resent = _nearest(question, spec, spec.sync.interval), 1.0
+    if near is not None:
+        # The less weights move between two exchanges, the fewer blocks wrap.
+        resent += (near.resent - 1) * min(1.0, spec.sync.interval / near.interval)
+    sent = resent * pace.contents(spec.sync, numel, members)
     return pace.Pace(
         bytes=sent + pace.control(spec.sync, sent, members),
         values=numel,
@@ -340,65 +317,43 @@ def _pace(question: Question, spec: RunSpec) -> pace.Pace:
     )
 
 
-def _shares(question: Question, spec: RunSpec) -> MethodMeasurements:
-    return MethodMeasurements(spec.sync.method, spec.train.optimizer, question.peers)
-
-
-def _members(question: Question, spec: RunSpec) -> int:
-    """Members of an exchange."""
-    return min(spec.sync.group, question.peers)
-
-
-def _resent(question: Question, spec: RunSpec) -> float:
-    near = _shares(question, spec).nearest(spec.sync.interval)
-    if near is None:
-        return 1.0
-    # The less weights move between two exchanges, the fewer blocks wrap.
-    return 1 + (near.resent - 1) * min(1.0, spec.sync.interval / near.interval)
-
-
 def _choice(question: Question, spec: RunSpec, fits_line: bool) -> Choice:
-    sync, members, one = spec.sync, _members(question, spec), _pace(question, spec)
-    control = pace.control(sync, one.bytes, members)
+    sync, exchange = spec.sync, _pace(question, spec)
+    members = min(sync.group, question.peers)
+    control = pace.control(sync, exchange.bytes, members)
     written = PRESETS[sync.method].sync["interval"] if fits_line else sync.interval
-    interval = float(sync.interval) if fits_line else one.interval
+    interval = float(sync.interval) if fits_line else exchange.interval
+    preset = with_method(spec, sync.method, spec.train.optimizer, {}).sync.model_dump()
+    host, gpu = (estimate_memory(spec, gpu=gpu, cut=Cut(1, True)) for gpu in (False, True))
     return Choice(
         method=sync.method,
         optimizer=spec.train.optimizer,
-        settings=_changed(spec),
+        settings={
+            name: value
+            for name, value in sync.model_dump().items()
+            if name not in FOLLOWING and value != preset[name]
+        },
         codec=sync.codec,
         fragments=sync.fragments,
         written=written,
         interval=interval,
-        fits=one.interval <= written,
+        fits=exchange.interval <= written,
         exchange=ExchangeCost(
             members=members,
-            contents=round(one.bytes) - control,
+            contents=round(exchange.bytes) - control,
             control=control,
-            line_seconds=one.line_seconds,
-            seconds=one.merged_seconds,
+            line_seconds=exchange.line_seconds,
+            seconds=exchange.merged_seconds,
         ),
-        memory=_memory(spec),
-        run_bytes=round(spec.run.steps / interval * sync.fragments * one.bytes),
-        share=_shares(question, spec).at(interval),
+        memory=Memory(
+            host_bytes=host.host_bytes, gpu_host_bytes=gpu.host_bytes, gpu_bytes=gpu.device_bytes
+        ),
+        run_bytes=round(spec.run.steps / interval * sync.fragments * exchange.bytes),
+        share=estimate(_points(question, spec, interval), interval),
     )
 
 
-def _changed(spec: RunSpec) -> dict[str, Any]:
-    """Settings of ``[sync]`` that differ from the preset."""
-    preset = _with(spec, spec.sync.method, spec.train.optimizer, {}).sync.model_dump()
-    return {
-        name: value
-        for name, value in spec.sync.model_dump().items()
-        if name not in FOLLOWING and value != preset[name]
-    }
-
-
-def _memory(spec: RunSpec) -> Memory:
-    host, gpu = (estimate_memory(spec, gpu=gpu, cut=Cut(1, True)) for gpu in (False, True))
-    return Memory(
-        host_bytes=host.host_bytes, gpu_host_bytes=gpu.host_bytes, gpu_bytes=gpu.device_bytes
-    )
+# reasons
 
 
 def _rank(choice: Choice) -> tuple[float, float, int]:
@@ -411,18 +366,18 @@ def _rank(choice: Choice) -> tuple[float, float, int]:
     return -known.share, 0.0, choice.run_bytes
 
 
-def _reason(choices: tuple[Choice, ...], step: float) -> str:
+def _reason(choices: list[Choice], step: float) -> str:
     best = choices[0]
     if best.share is None:
         return f"{best.method}: nothing was measured of any; it sends the fewest bytes"
     every = f"every {best.interval:.0f} steps"
     if best.share.share is None:
         longest = best.share.longest
-        slower = step * best.interval / longest
         return (
             f"{best.method}: {every} is nearest to what was measured (up to every {longest}), but "
             "nobody knows what is left of the gain there. With steps of "
-            f"{slower:.2g} s, of a larger batch, it would be every {longest}"
+            f"{step * best.interval / longest:.2g} s, of a larger batch, it would be every "
+            f"{longest}"
         )
     known = [
         f"{one.method} {one.share.share:.0%}"
@@ -445,29 +400,21 @@ def _beyond(question: Question, parameters: int, best: Choice) -> Iterator[str]:
         yield f"model: shares were measured with {known:,} parameters, this one has {size}"
     if best.share is None:
         return
-    points = MethodMeasurements(best.method, best.optimizer, question.peers).points(best.interval)
-    peers = sorted({p.peers for p in all_points if p.method == best.method})
-    if question.peers != points[0].peers:
+    first = points_of(best.method, best.optimizer, question.peers, best.interval)[0]
+    if question.peers != first.peers:
+        peers = sorted({p.peers for p in all_points if p.method == best.method})
         yield (
             f"peers: measured with {', '.join(map(str, peers))}, asked for {question.peers}; "
-            f"figures are those with {points[0].peers}"
+            f"figures are those with {first.peers}"
         )
-    if best.interval < points[0].interval:
-        yield f"interval: measured from every {points[0].interval} steps on"
-    if best.interval > best.share.longest:
+    if best.interval < first.interval:
+        yield f"interval: measured from every {first.interval} steps on"
+    longest = best.share.longest
+    if best.interval > longest:
+        yield f"interval: measured up to every {longest} steps, this is every {best.interval:.0f}"
+    shortest, steps = min(point.steps for point in best.share.measured), question.spec.run.steps
+    if steps > 2 * shortest:
         yield (
-            f"interval: measured up to every {best.share.longest} steps, this is every "
-            f"{best.interval:.0f}"
+            f"length: measured over {shortest:,} steps, this run has {steps:,}; the longer a run, "
+            "the more rare exchanges keep (docs/methods.md)"
         )
-    shortest = min(point.steps for point in best.share.measured)
-    if question.spec.run.steps > 2 * shortest:
-        yield (
-            f"length: measured over {shortest:,} steps, this run has "
-            f"{question.spec.run.steps:,}; the longer a run, the more rare exchanges keep "
-            "(docs/methods.md)"
-        )
-
-
-def with_choice(spec: RunSpec, choice: Choice) -> RunSpec:
-    """A run with what a plan chose."""
-    return _with(spec, choice.method, choice.optimizer, choice.settings)

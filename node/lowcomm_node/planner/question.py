@@ -16,7 +16,6 @@ from lowcomm_node.system.units import read_rate, write_rate
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
-SECTION = "plan"
 LATENCY = 50.0
 """Milliseconds there and back, if not given."""
 KINDS = {"up": str, "down": str, "step_seconds": float, "peers": int, "latency": float}
@@ -27,15 +26,10 @@ BOUNDS = {
     "latency": (0.0, 10_000.0, "milliseconds"),
     "peers": (2, 1024, "peers"),
 }
-WHAT = (
-    "--up is what a peer's line sends, --step-seconds how long it takes for an inner step, --peers "
-    "how many are expected. A run.toml of `init --plan` has them."
-)
 LEAST_PARAMETERS, MOST_PARAMETERS = 100_000, 200_000_000_000
 BYTES_BELOW = 30_000_000
 """Parameters below which a model reads bytes: a larger vocabulary would be most of it."""
 BYTES, TOKENS = 256, 32_768
-CONTEXT = 1024
 HEAD = 64
 WIDEST = 32 * 1024
 USUAL = 64
@@ -96,33 +90,8 @@ def question_of(
     ``asked``: how errors call what lacks a value. Raises ConfigError.
     """
     given = {key: value for key, value in options.items() if value is not None}
-    told = _checked(section, source) | given
-    if missing := [key for key in NEEDED if key not in told]:
-        if not asked:
-            lacking = ", ".join(missing)
-            raise ConfigError(f"{source}: [plan] lacks {lacking}: add it, or remove [plan].")
-        raise ConfigError(f"{asked} lacks {', '.join(map(option, missing))}: {WHAT}")
-
-    def named(key: str) -> str:
-        return option(key) if key in given else f"{source}: [plan] {key} ="
-
-    for key, (least, most, unit) in BOUNDS.items():
-        if key in told and not least <= told[key] <= most:
-            raise ConfigError(f"{named(key)} {told[key]:g}: give {least:g} to {most:g} {unit}.")
-    up = _rate(named("up"), told["up"])
-    down = _rate(named("down"), told["down"]) if "down" in told else up
-    line = Line(up=up, down=down, latency=told.get("latency", LATENCY) / 1000)
-    return Question(spec=spec, line=line, step_seconds=told["step_seconds"], peers=told["peers"])
-
-
-def option(key: str) -> str:
-    """The option that gives a value."""
-    return f"--{key.replace('_', '-')}"
-
-
-def _checked(section: object, source: str) -> dict[str, Any]:
-    told: dict[str, Any] = dict(section) if isinstance(section, dict) else {}
-    for key, value in told.items():
+    values: dict[str, Any] = dict(section) if isinstance(section, dict) else {}
+    for key, value in values.items():
         kind = KINDS.get(key, type(None))
         kinds = (int, float) if kind is float else kind
         if isinstance(value, bool) or not isinstance(value, kinds):
@@ -130,7 +99,27 @@ def _checked(section: object, source: str) -> dict[str, Any]:
                 f"{source}: [plan] {key} = {value!r}: it has {', '.join(KINDS)}, as `init --plan` "
                 "writes them; correct or remove it."
             )
-    return told
+    values |= given
+    flags = {key: f"--{key.replace('_', '-')}" for key in KINDS}
+    if missing := [key for key in NEEDED if key not in values]:
+        if not asked:
+            lacking = ", ".join(missing)
+            raise ConfigError(f"{source}: [plan] lacks {lacking}: add it, or remove [plan].")
+        raise ConfigError(
+            f"{asked} lacks {', '.join(flags[key] for key in missing)}: --up is what a peer's line "
+            "sends, --step-seconds how long it takes for an inner step, --peers how many are "
+            "expected. A run.toml of `init --plan` has them."
+        )
+    names = {key: flags[key] if key in given else f"{source}: [plan] {key} =" for key in KINDS}
+    for key, (least, most, unit) in BOUNDS.items():
+        if key in values and not least <= values[key] <= most:
+            raise ConfigError(f"{names[key]} {values[key]:g}: give {least:g} to {most:g} {unit}.")
+    up = _rate(names["up"], values["up"])
+    down = _rate(names["down"], values["down"]) if "down" in values else up
+    line = Line(up=up, down=down, latency=values.get("latency", LATENCY) / 1000)
+    return Question(
+        spec=spec, line=line, step_seconds=values["step_seconds"], peers=values["peers"]
+    )
 
 
 def _rate(name: str, text: str) -> float:
@@ -144,62 +133,44 @@ def _rate(name: str, text: str) -> float:
 
 
 def run_of_parameters(text: str, peers: int | None, vocab: int | None = None) -> RunSpec:
-    """A run of a model with as many parameters as ``--parameters`` says. Raises ConfigError."""
-    try:
-        return run_of(read_parameters(text), max(1, peers or 1), vocab)
-    except ValueError as error:
-        raise ConfigError(f"--parameters: {error}.") from None
-
-
-def read_parameters(text: str) -> int:
-    """Parse a number of parameters such as ``234k``, ``10M`` or ``1.3B``.
-
-    Raises ValueError with what to write.
-    """
+    """A run of a model with as many parameters as ``--parameters`` says, such as ``234k``, ``10M``
+    or ``1.3B``. Raises ConfigError."""
     match = _COUNT.fullmatch(text)
     count = round(float(match[1]) * _TIMES[match[2]]) if match else 0
     if not LEAST_PARAMETERS <= count <= MOST_PARAMETERS:
-        raise ValueError(
-            f"{text.strip()!r} is not a number of parameters from 100k to 200B: write such as 10M "
-            "or 1.3B"
+        raise ConfigError(
+            f"--parameters: {text.strip()!r} is not a number of parameters from 100k to 200B: "
+            "write such as 10M or 1.3B."
         )
-    return count
+    return run_of(count, max(1, peers or 1), vocab)
 
 
 def run_of(parameters: int, peers: int, vocab: int | None = None) -> RunSpec:
-    """A run of such a model that trains on 20 tokens a parameter, all peers together."""
-    model = model_of(parameters, vocab)
-    spec = RunSpec.model_validate(
-        {"run": {"name": "plan"}, "model": model, "sync": {"method": "lowcomm"}}
-    )
-    steps = round(TOKENS_A_PARAMETER * parameters / (peers * spec.tokens_per_step))
-    run = spec.run.model_copy(update={"steps": max(1, steps)})
-    return spec.model_copy(update={"run": run})
-
-
-def model_of(parameters: int, vocab: int | None = None) -> TransformerSettings:
-    """A transformer of about ``parameters``, of a usual shape; ``vocab``: of its tokenizer, if
-    known."""
+    """A run of a transformer of usual shape that trains on 20 tokens a parameter, all peers
+    together; ``vocab``: of its tokenizer, if known."""
     vocab = vocab or (BYTES if parameters < BYTES_BELOW else TOKENS)
 
     def shape(width: int, layers: int) -> TransformerSettings:
         return TransformerSettings(
             vocab=vocab,
-            context=CONTEXT,
+            context=1024,
             layers=layers,
             width=width,
             heads=width // HEAD,
             feed_forward=32 * round(width / 12),  # about 8/3 of the width
         )
 
-    def unlikeness(width: int) -> float:
-        return abs(log(count(shape(width, width // USUAL)) / parameters))
+    def count(width: int, layers: int) -> int:
+        model = shape(width, layers)
+        return family_of(model).footprint(model).parameters
 
-    width = min(range(HEAD, WIDEST + 1, HEAD), key=unlikeness)
-    one, two = (count(shape(width, layers)) for layers in (1, 2))
-    return shape(width, max(1, round((parameters - one) / (two - one)) + 1))
-
-
-def count(model: TransformerSettings) -> int:
-    """Parameters of a model."""
-    return family_of(model).footprint(model).parameters
+    widths = range(HEAD, WIDEST + 1, HEAD)
+    width = min(widths, key=lambda width: abs(log(count(width, width // USUAL) / parameters)))
+    one, two = count(width, 1), count(width, 2)
+    model = shape(width, max(1, round((parameters - one) / (two - one)) + 1))
+    spec = RunSpec.model_validate(
+        {"run": {"name": "plan"}, "model": model, "sync": {"method": "lowcomm"}}
+    )
+    steps = round(TOKENS_A_PARAMETER * parameters / (peers * spec.tokens_per_step))
+    run = spec.run.model_copy(update={"steps": max(1, steps)})
+    return spec.model_copy(update={"run": run})

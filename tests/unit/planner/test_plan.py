@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lowcomm_node.planner.plan import Plan, as_written, plan, with_choice
+from lowcomm_node.planner.plan import Plan, as_written, plan, with_method
 from lowcomm_node.planner.question import Line, Question, run_of
 from lowcomm_node.planner.words import interval_in_words, plan_in_words
 from lowcomm_protocol.spec.run import RunSpec
@@ -26,7 +26,12 @@ def told() -> Plan:
 
 def test_each_fits_the_line_as_the_plan_would_write_it(told: Plan) -> None:
     for choice in told.choices:
-        again = as_written(replace(question(), spec=with_choice(question().spec, choice)))
+        again = as_written(
+            replace(
+                question(),
+                spec=with_method(question().spec, choice.method, choice.optimizer, choice.settings),
+            )
+        )
         assert again.as_written, choice.method
         assert again.exchange == choice.exchange
 
