@@ -1,5 +1,6 @@
 """The command line of the bootstrap server."""
 
+import asyncio
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from lowcomm_node.errors import ConfigError, Unhealthy
-from lowcomm_node.net.p2pd import RelayLimits, find_p2pd
+from lowcomm_node.net.p2pd import RelayLimits, find_p2pd, listeners, numeric
 from lowcomm_node.system.command import check_system, exit_code, raise_descriptors, tell_usage
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.units import read_size, write_size
@@ -22,13 +23,12 @@ app = typer.Typer(
 )
 
 
-def _variable(name: str) -> str:
-    """The environment variable of a flag; several values are separated by spaces."""
-    return f"LOWCOMM_BOOTSTRAP_{name}"
-
-
-def _option(name: str, text: str, least: int | None = None, most: int | None = None) -> Any:
-    return typer.Option(help=text, envvar=_variable(name), min=least, max=most)
+def _option(
+    name: str, text: str, *flags: str, least: int | None = None, most: int | None = None
+) -> Any:
+    """An option that an environment variable can set; several values are separated by spaces."""
+    variable = f"LOWCOMM_BOOTSTRAP_{name}"
+    return typer.Option(*flags, help=text, envvar=variable, min=least, max=most)
 
 
 Home = Annotated[Path | None, _option("HOME", "Folder of identity and runs.")]
@@ -36,23 +36,6 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything, and tracebacks.")]
 Texts = list[str] | None
-Host = Annotated[str, _option("HOST", "Address to listen on.")]
-Port = Annotated[int, _option("PORT", "TCP and UDP port; 0 takes any free ones.", 0, 65535)]
-Announce = Annotated[Texts, _option("ANNOUNCE", "Multiaddress to tell, as /dns4/HOST/tcp/PORT.")]
-Peers = Annotated[Texts, _option("PEERS", "Address of another peer of the swarm; repeatable.")]
-Runs = Annotated[list[Path] | None, _option("RUN", "run.toml or signed run to keep published.")]
-Closed = Annotated[
-    bool,
-    typer.Option("--closed", help="Publish only runs given or kept.", envvar=_variable("CLOSED")),
-]
-MaxRuns = Annotated[int, _option("MAX_RUNS", "Runs to keep, at most.", 1)]
-RelayPeers = Annotated[int, _option("RELAY_PEERS", "Peers behind routers to relay to; 0: none.", 0)]
-RelayCircuits = Annotated[int, _option("RELAY_CIRCUITS", "Relayed connections of each at once.", 1)]
-RelayBytes = Annotated[str, _option("RELAY_BYTES", "Bytes of one, each way, as 4GiB or 500MB.")]
-RelaySeconds = Annotated[int, _option("RELAY_SECONDS", "Seconds of one relayed connection.", 1)]
-Web = Annotated[
-    int | None, _option("WEB", "Port of a public page of the runs; default: none.", 0, 65535)
-]
 _TRACEBACK = "LOWCOMM_BOOTSTRAP_TRACEBACK"
 _RELAY = RelayLimits()
 
@@ -76,18 +59,39 @@ def version(
 @app.command()
 def serve(
     home: Home = None,
-    host: Host = "0.0.0.0",
-    port: Port = 31337,
-    announce: Announce = None,
-    peers: Peers = None,
-    run: Runs = None,
-    closed: Closed = False,
-    max_runs: MaxRuns = 64,
-    relay_peers: RelayPeers = _RELAY.peers,
-    relay_circuits: RelayCircuits = _RELAY.circuits,
-    relay_bytes: RelayBytes = write_size(_RELAY.bytes),
-    relay_seconds: RelaySeconds = _RELAY.seconds,
-    web: Web = None,
+    host: Annotated[str, _option("HOST", "Address to listen on.")] = "0.0.0.0",
+    port: Annotated[
+        int, _option("PORT", "TCP and UDP port; 0 takes any free ones.", least=0, most=65535)
+    ] = 31337,
+    announce: Annotated[
+        Texts, _option("ANNOUNCE", "Multiaddress to tell, as /dns4/HOST/tcp/PORT.")
+    ] = None,
+    peers: Annotated[
+        Texts, _option("PEERS", "Address of another peer of the swarm; repeatable.")
+    ] = None,
+    run: Annotated[
+        list[Path] | None, _option("RUN", "run.toml or signed run to keep published.")
+    ] = None,
+    closed: Annotated[
+        bool, _option("CLOSED", "Publish only runs given or kept.", "--closed")
+    ] = False,
+    max_runs: Annotated[int, _option("MAX_RUNS", "Runs to keep, at most.", least=1)] = 64,
+    relay_peers: Annotated[
+        int, _option("RELAY_PEERS", "Peers behind routers to relay to; 0: none.", least=0)
+    ] = _RELAY.peers,
+    relay_circuits: Annotated[
+        int, _option("RELAY_CIRCUITS", "Relayed connections of each at once.", least=1)
+    ] = _RELAY.circuits,
+    relay_bytes: Annotated[
+        str, _option("RELAY_BYTES", "Bytes of one, each way, as 4GiB or 500MB.")
+    ] = write_size(_RELAY.bytes),
+    relay_seconds: Annotated[
+        int, _option("RELAY_SECONDS", "Seconds of one relayed connection.", least=1)
+    ] = _RELAY.seconds,
+    web: Annotated[
+        int | None,
+        _option("WEB", "Port of a public page of the runs; default: none.", least=0, most=65535),
+    ] = None,
     json_: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -96,36 +100,31 @@ def serve(
     _prepare(quiet, verbose, json_)
     check_system(find_p2pd)
     raise_descriptors()
-    from lowcomm_bootstrap.serving import ServeSettings, run_server
+    try:
+        import uvloop
+    except ImportError:
+        run_loop = asyncio.run
+    else:
+        run_loop = uvloop.run
+    from lowcomm_bootstrap.serving import serve as serving
+    from lowcomm_bootstrap.serving import teller
+    from lowcomm_node.dht.hivemind import DhtSettings
 
-    settings = ServeSettings(
-        home=_home(home),
-        host=host,
-        port=port,
-        announce=tuple(announce or ()),
-        peers=tuple(peers or ()),
-        runs=tuple(run or ()),
-        closed=closed,
-        max_runs=max_runs,
-        json=json_,
-        quiet=quiet,
-        relay=RelayLimits(
-            peers=relay_peers,
-            circuits=relay_circuits,
-            bytes=_size(relay_bytes),
-            seconds=relay_seconds,
-        ),
-        web=web,
-    )
-    raise SystemExit(run_server(settings))
+    folder, address = _home(home), numeric(host)
+    relay = RelayLimits(relay_peers, relay_circuits, _size(relay_bytes), relay_seconds)
+    dht = DhtSettings(
+        listen=listeners(address, port), initial_peers=tuple(peers or ()), require_peers=False,
+        announce=tuple(announce or ()), relay=relay,
+    )  # fmt: skip
+    page = (address, web) if web is not None else None
+    tell = teller(json_, quiet)
+    code = run_loop(serving(folder, dht, run or (), closed, max_runs, tell, page))
+    raise SystemExit(code)
 
 
 @app.command()
 def runs(
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: Verbose = False
 ) -> None:
     """List the runs that this server keeps."""
     from lowcomm_bootstrap.registry import Registry
@@ -135,8 +134,10 @@ def runs(
     for path in registry.damaged:
         print(f"warning: {path} is not a sound signed run and not published.", file=sys.stderr)
     for path in registry.other_versions:
-        other = f"warning: {path} is of another version and not published by this one."
-        print(other, file=sys.stderr)
+        print(
+            f"warning: {path} is of another version and not published by this one.",
+            file=sys.stderr,
+        )
     for run in registry.runs():
         method = run.spec.sync.method
         entry = {
@@ -153,10 +154,7 @@ def runs(
 
 @app.command("id")
 def show_id(
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: Verbose = False
 ) -> None:
     """Show this server's peer id; the identity is made if there is none."""
     from lowcomm_node.storage.files import load_or_create_identity
@@ -168,10 +166,7 @@ def show_id(
 
 @app.command()
 def healthy(
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    home: Home = None, json_: Json = False, quiet: Quiet = False, verbose: Verbose = False
 ) -> None:
     """Say in one line whether the server is well, and why: exit code 0, or 4 if it is not."""
     from lowcomm_bootstrap.health import check_health

@@ -21,6 +21,7 @@ from lowcomm_node.system.units import place
 PATIENCE = 60.0
 """Seconds without a look at the swarm. It is due every five, but may wait for silent peers."""
 DIAL_DEADLINE = 5.0
+SIGN = "serving.json"
 _GREETING = b"\x13/multistream/1.0.0\n"
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses to dial for a socket that listens everywhere."""
@@ -30,7 +31,7 @@ class SignOfLife:
     """The file in the home, while the server runs."""
 
     def __init__(self, home: Path) -> None:
-        self._path = _path(home)
+        self._path = home / SIGN
 
     def begin(self) -> None:
         """The server serves."""
@@ -51,7 +52,7 @@ class SignOfLife:
 
 def check_health(home: Path, now: float | None = None) -> str:
     """Why the server of a home is well, in a line. Raises Unhealthy that says why it is not."""
-    path = _path(home)
+    path = home / SIGN
     try:
         pid = int(json.loads(path.read_text(encoding="utf-8"))["pid"])
         age = (time.time() if now is None else now) - path.stat().st_mtime
@@ -61,30 +62,24 @@ def check_health(home: Path, now: float | None = None) -> str:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Unhealthy(f"{path} can't be read ({error}): start the server again.") from None
     try:
-        places = _listening(pid)
+        children = psutil.Process(pid).children()
+        sockets = [entry for child in children for entry in child.net_connections("tcp")]
     except (psutil.Error, OverflowError):
         ended = f"The server of {home} (process {pid}) ended without a goodbye"
         raise Unhealthy(f"{ended}: start it again.") from None
     if age > PATIENCE:
         late = f"The server (process {pid}) has not looked around for {age:.0f} s"
         raise Unhealthy(f"{late}: see its logs, or restart it.")
-    reasons = [f"{place(*where)} ({reason})" for where in places if (reason := _silent(*where))]
-    if len(reasons) == len(places):
-        at = ", ".join(reasons) or "any port"
-        raise Unhealthy(f"p2pd does not answer at {at}: restart the server.")
-    return f"serving: looked around {max(0.0, age):.0f} s ago, p2pd answers"
-
-
-def _path(home: Path) -> Path:
-    return home / "serving.json"
-
-
-def _listening(pid: int) -> list[tuple[str, int]]:
-    """TCP addresses of the children of a process, to dial. Raises psutil.Error."""
-    children = psutil.Process(pid).children()
-    found = (entry for child in children for entry in child.net_connections("tcp"))
-    heard = (entry.laddr for entry in found if entry.status == psutil.CONN_LISTEN)
-    return [(_ANY.get(address.ip, address.ip), address.port) for address in heard]
+    reasons: list[str] = []
+    for entry in sockets:
+        if entry.status == psutil.CONN_LISTEN:
+            host, port = _ANY.get(entry.laddr.ip, entry.laddr.ip), entry.laddr.port
+            reason = _silent(host, port)
+            if reason is None:
+                return f"serving: looked around {max(0.0, age):.0f} s ago, p2pd answers"
+            reasons.append(f"{place(host, port)} ({reason})")
+    at = ", ".join(reasons) or "any port"
+    raise Unhealthy(f"p2pd does not answer at {at}: restart the server.")
 
 
 def _silent(host: str, port: int) -> str | None:

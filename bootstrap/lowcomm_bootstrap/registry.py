@@ -12,9 +12,11 @@ A file is as old as the last answer of a peer of its run, so a restart forgets n
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
+
+from cachetools import TTLCache
 
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.storage.files import write_atomic
@@ -43,7 +45,7 @@ def steady_time() -> float:
     return _BEGAN + monotonic()
 
 
-@dataclass(frozen=True)
+@dataclass
 class KeptRun:
     """A run that is kept."""
 
@@ -54,7 +56,7 @@ class KeptRun:
     alive: float
     """Time of the last answer of a peer; at first, of its arrival."""
     peers: int = 0
-    """Those that answer."""
+    """Peers that answer."""
     own: bool = False
     """Whether the operator wants it kept."""
     network: str = ""
@@ -77,13 +79,13 @@ class Registry:
         self._max_runs = max_runs
         self._clock = clock
         self._held: dict[str, KeptRun] = {}
-        self._left: dict[str, float] = {}
+        self._left: TTLCache[str, bool] = TTLCache(MAX_FORGOTTEN, FORGOTTEN_FOR, timer=clock)
         self.damaged: list[Path] = []
         """Files that were renamed just now."""
         self.other_versions: list[Path] = []
         """Files that this release does not read."""
         for path in sorted(folder.glob("*.json")):
-            self._take(path)
+            self._read(path)
 
     def runs(self) -> list[SignedRun]:
         """All runs, by name."""
@@ -97,37 +99,37 @@ class Registry:
         """
         known, now = self._held.get(run.run_id), self._clock()
         if known is not None:
-            if own or (network and not known.network):
-                network = network or known.network
-                self._held[run.run_id] = replace(known, own=known.own or own, network=network)
+            known.own = known.own or own
+            known.network = known.network or network
             return False
         data = run.to_bytes()
         new = KeptRun(run, len(data), now, now, own=own, network=network)
         gone = self._those_to_go(new, now)
+        path = self._path(run.run_id)
         try:
-            write_atomic(self._path(run.run_id), data)
-            os.utime(self._path(run.run_id), (now, now))
+            write_atomic(path, data)
+            os.utime(path, (now, now))
         except OSError as error:
             reason = f"{self._folder}: {error.strerror}"
             raise ConfigError(f"{reason}: make it writable, or choose another --home.") from None
         for run_id in gone:
-            self._remove(run_id, now)
+            self._remove(run_id)
         self._left.pop(run.run_id, None)
         self._held[run.run_id] = new
         return True
 
     def has_left(self, run_id: str) -> bool:
         """Whether a run left recently, so that only the DHT still holds it."""
-        return self._left.get(run_id, float("-inf")) + FORGOTTEN_FOR > self._clock()
+        return run_id in self._left
 
     def saw(self, run_id: str, peers: int) -> None:
-        """So many peers of a run have answered."""
+        """This number of peers of a run have answered."""
         held, now = self._held.get(run_id), self._clock()
         if held is None:
             return
-        alive = now if peers else held.alive
-        self._held[run_id] = replace(held, peers=peers, alive=alive)
-        if alive > held.alive and now // TOUCH_EVERY != held.alive // TOUCH_EVERY:
+        before, held.peers = held.alive, peers
+        held.alive = now if peers else before
+        if held.alive > before and now // TOUCH_EVERY != before // TOUCH_EVERY:
             with suppress(OSError):
                 os.utime(self._path(run_id), (now, now))
 
@@ -141,12 +143,13 @@ class Registry:
         held = self._held.get(run_id)
         if held is None or held.ended == swarm_step:
             return False
-        self._held[run_id] = replace(held, ended=swarm_step)
+        held.ended = swarm_step
+        path = self._path(run_id).with_suffix(".ended")
         with suppress(OSError, NodeError):
             if swarm_step:
-                write_atomic(self._path(run_id).with_suffix(".ended"), b"%d\n" % swarm_step)
+                write_atomic(path, b"%d\n" % swarm_step)
             else:
-                self._path(run_id).with_suffix(".ended").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         return True
 
     def ended(self, run_id: str) -> int:
@@ -156,11 +159,9 @@ class Registry:
 
     def expire(self) -> list[SignedRun]:
         """Remove the runs of which no peer has answered for KEPT_EMPTY, and return them."""
-        now = self._clock()
-        others = (held for held in self._held.values() if not held.own)
-        gone = [held.run for held in others if held.alive + KEPT_EMPTY <= now]
+        gone = [held.run for held in self._held.values() if self.stays(held.run.run_id) == 0]
         for run in gone:
-            self._remove(run.run_id, now)
+            self._remove(run.run_id)
         return gone
 
     def stays(self, run_id: str) -> float | None:
@@ -199,11 +200,9 @@ class Registry:
             )
         return gone
 
-    def _remove(self, run_id: str, now: float) -> None:
+    def _remove(self, run_id: str) -> None:
         del self._held[run_id]
-        self._left[run_id] = now
-        while len(self._left) > MAX_FORGOTTEN:
-            del self._left[next(iter(self._left))]
+        self._left[run_id] = True
         for path in (self._path(run_id), self._path(run_id).with_suffix(".ended")):
             with suppress(OSError):
                 path.unlink()
@@ -211,9 +210,12 @@ class Registry:
     def _path(self, run_id: str) -> Path:
         return self._folder / f"{run_id}.json"
 
-    def _take(self, path: Path) -> None:
+    def _read(self, path: Path) -> None:
         try:
-            run = _read(path)
+            with path.open("rb") as file:
+                run = read_signed_run(file.read(MAX_FILE_BYTES + 1), str(path))
+            if path.stem != run.run_id:
+                raise ConfigError(f"{path} holds the run {run.run_id}: give it that name.")
         except VersionError:
             self.other_versions.append(path)
             return
@@ -233,21 +235,8 @@ class Registry:
         if len(self._held) < self._max_runs and used + stat.st_size <= MAX_BYTES:
             # Its peers could not answer while we were away.
             alive = min(now, max(stat.st_mtime, now - KEPT_EMPTY + GRACE))
-            held = KeptRun(run, stat.st_size, stat.st_mtime, alive)
-            self._held[run.run_id] = replace(held, ended=_read_ended(path))
-
-
-def _read_ended(path: Path) -> int:
-    try:
-        return max(0, int(path.with_suffix(".ended").read_bytes()[:20]))
-    except (OSError, ValueError):
-        return 0
-
-
-def _read(path: Path) -> SignedRun:
-    with path.open("rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
-    run = read_signed_run(data, str(path))
-    if path.stem != run.run_id:
-        raise ConfigError(f"{path} holds the run {run.run_id}: give it that name.")
-    return run
+            ended = 0
+            with suppress(OSError, ValueError):
+                ended = max(0, int(path.with_suffix(".ended").read_bytes()[:20]))
+            held = KeptRun(run, stat.st_size, stat.st_mtime, alive, ended=ended)
+            self._held[run.run_id] = held

@@ -11,7 +11,9 @@ import math
 import random
 from collections.abc import Callable, Mapping, Set
 from time import monotonic, time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from cachetools import TTLCache
 
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.hivemind import Discovery
@@ -26,6 +28,9 @@ from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record
 from lowcomm_protocol.spec.amendments import newest
 from lowcomm_protocol.spec.run import SignedRun, read_signed_run
+
+if TYPE_CHECKING:
+    from lowcomm_bootstrap.web import SwarmPage
 
 RUN_LIFE = 1800.0
 LOST_AFTER = 30.0
@@ -47,18 +52,6 @@ MAX_REFUSED = 100
 Tell = Callable[[dict[str, Any]], None]
 
 
-class Watcher(Protocol):
-    """Listener to the findings of each look."""
-
-    def saw(self, run: SignedRun, records: Mapping[str, bytes], proved: Set[str]) -> None:
-        """The records of the peers of a run that is kept, and who of them proved to be there."""
-        ...
-
-    def looked(self, run_ids: Set[str]) -> None:
-        """The look is over; these runs are kept."""
-        ...
-
-
 class BootstrapServer:
     """Publishes the runs of a registry, and adopts those that creators publish, unless closed."""
 
@@ -71,12 +64,10 @@ class BootstrapServer:
         rejoin: Rejoin,
         look_every: float = LOOK_EVERY,
         looked: Callable[[], None] = lambda: None,
-        watcher: Watcher | None = None,
+        page: "SwarmPage | None" = None,
     ) -> None:
-        """``rejoin`` keeps us connected to other bootstrap servers.
-
-        ``looked`` is called after each look at the swarm.
-        """
+        """``rejoin``: keeps us connected to other bootstrap servers; ``looked``: called after each
+        look at the swarm; ``page``: shows the findings of each."""
         self._discovery = discovery
         self._registry = registry
         self._closed = closed
@@ -84,14 +75,14 @@ class BootstrapServer:
         self._rejoin = rejoin
         self._look_every = look_every
         self._looked = looked
-        self._watcher = watcher
+        self._page = page
         rejoin.publish_with(self._publish, None)
         self._published = 0.0
         self._looked_at: float | None = None
         """Time of the end of the last look; None before it serves."""
         self._peers: dict[str, int] = {}
-        self._probed: dict[str, float] = {}
-        """Time of the last calls to peers of a run, by run id."""
+        self._probed: TTLCache[str, bool] = TTLCache(MAX_PROBED, PROBE_EVERY, timer=monotonic)
+        """Runs whose peers were called recently."""
         self._refused: set[str] = set()
 
     async def start(self) -> None:
@@ -144,7 +135,7 @@ class BootstrapServer:
         adopted where there is room."""
         if place is not None and not self._closed and self._registry.stays(run_id) is None:
             data = (await self._discovery.lookup(RUNS_KEY)).get(run_id)
-            run = _read(data) if data is not None else None
+            run = _read_run(data) if data is not None else None
             if run is None:
                 return Keeping(reason="this server has not received it")
             try:
@@ -168,58 +159,60 @@ class BootstrapServer:
 
     async def _publish_run(self, run: SignedRun) -> None:
         if not await self._discovery.publish(RUNS_KEY, run.run_id, run.to_bytes(), RUN_LIFE):
-            reason = "no peer took it; tried again"
-            self._tell({"event": "run.not_published", **_names(run), "reason": reason})
+            self._tell_of(run, "run.not_published", reason="no peer took it; tried again")
 
     async def _adopt(self, published: Mapping[str, bytes]) -> None:
         for data in published.values():
-            run = _read(data)
+            run = _read_run(data)
             if run is None or self._registry.has_left(run.run_id):
                 continue
             try:
                 await self._take_in(run, self._discovery.origin(RUNS_KEY, run.run_id))
             except (NodeError, OSError) as error:
                 # No room here or on the disk. The peers of that run keep it published.
-                self._refuse(run, str(error))
+                if run.run_id not in self._refused and len(self._refused) < MAX_REFUSED:
+                    self._refused.add(run.run_id)
+                    self._tell_of(run, "run.not_kept", reason=str(error))
 
     async def _take_in(self, run: SignedRun, place: str) -> None:
         if self._registry.add(run, prefixes_of(place)[-1] if place else ""):
-            self._tell({"event": "run.adopted", **_names(run)})
+            self._tell_of(run, "run.adopted")
             await self._publish_run(run)
 
-    def _refuse(self, run: SignedRun, reason: str) -> None:
-        """Report each run once, and MAX_REFUSED at most."""
-        if run.run_id not in self._refused and len(self._refused) < MAX_REFUSED:
-            self._refused.add(run.run_id)
-            self._tell({"event": "run.not_kept", **_names(run), "reason": reason})
+    def _tell_of(self, run: SignedRun, event: str, **more: Any) -> None:
+        names = {"name": run.spec.run.name, "fingerprint": run.fingerprint}
+        self._tell({"event": event, **names, **more})
 
     async def _count(self) -> None:
         counts: dict[str, int] = {}
         for run in self._registry.runs():
-            records = await self._discovery.lookup(peers_key(run.run_id))
+            key = peers_key(run.run_id)
+            records = await self._discovery.lookup(key)
             count = counts[run.run_id] = len(records)
-            self._registry.saw(run.run_id, await self._answering(run.run_id, records))
-            await self._look_for_end(run, records)
-            if self._watcher is not None:
-                proved = self._discovery.proved(peers_key(run.run_id))
-                self._watcher.saw(run, records, proved)
+            await self._probe(run.run_id, records)
+            # A record alone does not prove that its peer is there.
+            proved = self._discovery.proved(key) & set(records)
+            self._registry.saw(run.run_id, len(proved))
+            await self._look_for_end(run, records, proved)
+            if self._page is not None:
+                self._page.saw(run, records, proved)
             if count != self._peers.get(run.run_id, 0):
-                self._tell({"event": "run.peers", **_names(run), "peers": count})
+                self._tell_of(run, "run.peers", peers=count)
         self._peers = counts
-        if self._watcher is not None:
-            self._watcher.looked(set(counts))
-        reason = "no peer of it has answered for a day"
+        if self._page is not None:
+            self._page.looked(set(counts))
         for run in self._registry.expire():
-            self._tell({"event": "run.left", **_names(run), "reason": reason})
+            self._tell_of(run, "run.left", reason="no peer of it has answered for a day")
 
-    async def _look_for_end(self, run: SignedRun, records: Mapping[str, bytes]) -> None:
+    async def _look_for_end(
+        self, run: SignedRun, records: Mapping[str, bytes], proved: Set[str]
+    ) -> None:
         """Keep whether the peers of a run that have proved to be there have finished it."""
-        proved = sorted(self._discovery.proved(peers_key(run.run_id)) & set(records))
-        some = random.sample(proved, min(COMPARED, len(proved)))
-        infos = [info for peer in some if (info := _read_record(records[peer])) is not None]
+        some = random.sample(sorted(proved), min(COMPARED, len(proved)))
+        infos = [info for peer in some if (info := read_info(records[peer], time())) is not None]
         gone = {Phase.FINISHED, Phase.LEFT}
-        reached = max((info.swarm_step for info in infos if info.phase in gone), default=0)
         before = self._registry.ended(run.run_id)
+        reached = max((info.swarm_step for info in infos if info.phase in gone), default=0)
         reached = max(reached, before)
         if not reached:
             return
@@ -229,46 +222,31 @@ class BootstrapServer:
         if not all(is_over(swarm_step) for swarm_step in (*training, reached)):
             self._registry.end(run.run_id, 0)
         elif not before and self._registry.end(run.run_id, reached):
-            self._tell({"event": "run.over", **_names(run), "swarm_step": reached})
+            self._tell_of(run, "run.over", swarm_step=reached)
 
-    async def _answering(self, run_id: str, records: Mapping[str, bytes]) -> int:
-        """Number of peers of a run that have proved to be there, which a record alone does not.
-
-        If none has, a few are called now and then.
-        """
+    async def _probe(self, run_id: str, records: Mapping[str, bytes]) -> None:
+        """Call a few peers of a run now and then, if none has proved to be there."""
         proved = self._discovery.proved(peers_key(run_id)) & set(records)
-        now = monotonic()
-        is_due = now >= self._probed.get(run_id, float("-inf")) + PROBE_EVERY
-        if proved or not records or not is_due:
-            return len(proved)
-        if len(self._probed) > MAX_PROBED:
-            self._probed.clear()
-        self._probed[run_id] = now
+        if proved or not records or run_id in self._probed:
+            return
+        self._probed[run_id] = True
         some = random.sample(sorted(records), min(PROBES, len(records)))
-        entry_points = {peer: _entry_points(records[peer]) for peer in some}
+        infos = {peer: read_info(records[peer], time()) for peer in some}
+        entry_points = {peer: info.entry_points if info else () for peer, info in infos.items()}
         for peer, knock in (await self._discovery.knock(entry_points)).items():
             if knock.reason is None:
                 self._discovery.answered(peer)
-        return len(self._discovery.proved(peers_key(run_id)) & set(records))
 
 
-def _names(run: SignedRun) -> dict[str, str]:
-    return {"name": run.spec.run.name, "fingerprint": run.fingerprint}
-
-
-def _entry_points(record: bytes) -> tuple[str, ...]:
-    info = _read_record(record)
-    return info.entry_points if info is not None else ()
-
-
-def _read_record(record: bytes) -> PeerInfo | None:
+def read_info(record: bytes, now: float) -> PeerInfo | None:
+    """Read the record of a peer at a Unix time; None if it is not valid."""
     try:
-        return read_record(record, time())
+        return read_record(record, now)
     except LowcommError:
         return None
 
 
-def _read(data: bytes) -> SignedRun | None:
+def _read_run(data: bytes) -> SignedRun | None:
     try:
         return read_signed_run(data)
     except (LowcommError, ValueError):

@@ -17,7 +17,6 @@ half as often. So it always spans the whole life of a run.
 import gzip
 import hashlib
 import json
-import math
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Set
@@ -26,19 +25,20 @@ from html import escape
 from pathlib import Path
 from statistics import median_low
 from time import time
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, BaseModel, Field, FiniteFloat
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from lowcomm_bootstrap.server import read_info
 from lowcomm_node.errors import NodeError
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.system.logs import log
 from lowcomm_node.web.http import Listening, bind
 from lowcomm_node.web.page import FOLDER as NODE_PAGE
 from lowcomm_node.web.page import HEADERS
-from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record
+from lowcomm_protocol.peers.records import PeerInfo, Phase
 from lowcomm_protocol.spec.run import SignedRun
 
 # what peers say
@@ -51,6 +51,8 @@ MOST_SHOWN = 100
 RATE_SECONDS = 300.0
 """Window, in seconds, for exchanges a minute."""
 GONE = frozenset({Phase.LEFT, Phase.FINISHED})
+MODEL = ("kind", "type", "layers", "width", "heads", "context")
+"""Settings of a model that people compare first."""
 
 
 @dataclass
@@ -68,17 +70,16 @@ class ObservedSwarm:
     def saw(self, records: Mapping[str, bytes], proved: Set[str], now: float) -> None:
         """Take in the records of its peers at a Unix time."""
         peers: dict[str, PeerInfo] = {}
+        more = 0
         for peer in sorted(records, key=lambda peer: peer not in proved)[:MOST_PEERS]:
-            record = records[peer]
+            before, record = self.peers.get(peer), records[peer]
             # A signature costs more than all the rest, and most records are those of the last look.
-            info = (
-                self.peers.get(peer)
-                if self._records.get(peer) == record
-                else _read_record(record, now)
-            )
+            is_known = self._records.get(peer) == record
+            info = before if is_known else read_info(record, now)
             if info is not None and info.expires > now and info.phase not in GONE:
                 peers[peer] = info
-        more = sum(_more(self.peers.get(peer), info) for peer, info in peers.items())
+                if before is not None:  # a peer that started again counts from 0
+                    more += max(0, info.told.exchanges - before.told.exchanges)
         self._since = now if self._since is None else self._since
         if more:
             self._exchanges.append((now, more))
@@ -98,6 +99,8 @@ class ObservedSwarm:
         training = [peer for peer in peers if peer.phase is Phase.TRAINING]
         losses = [peer.told.held_out_loss for peer in peers if peer.told.held_out_loss > 0]
         releases = Counter(peer.told.release or "unknown" for peer in peers)
+        leaders = sorted(peers, key=lambda peer: (-peer.told.tokens, peer.peer_id))[:MOST_SHOWN]
+        model = spec.model.model_dump()
         name = f"{spec.run.name}@{self.run.fingerprint}"
         return {
             "run": name,
@@ -105,7 +108,7 @@ class ObservedSwarm:
             "creator": self.run.creator,
             "admission": spec.run.admission,
             "method": spec.sync.method,
-            "model": _model_in_short(spec.model.model_dump()),
+            "model": {key: model[key] for key in MODEL if model.get(key) is not None},
             "steps": spec.run.steps,
             "swarm_step": median_low([peer.swarm_step for peer in training] or [0]),
             "peers": len(peers),
@@ -117,41 +120,19 @@ class ObservedSwarm:
             "held_out_loss_of": len(losses),
             "exchanges_per_minute": self.exchanges_a_minute(now),
             "releases": dict(releases.most_common(MOST_SHOWN)),
-            "leaders": [self._leader(peer) for peer in _by_tokens(peers)],
+            "leaders": [
+                {
+                    "peer": peer.peer_id,
+                    "name": peer.told.name,
+                    "tokens": peer.told.tokens,
+                    "tokens_per_second": peer.tokens_per_second,
+                    "phase": peer.phase.value,
+                    "proved": peer.peer_id in self.proved,
+                }
+                for peer in leaders
+            ],
             "join": f"lowcomm-node join --peers {address} --run {name}" if address else None,
         }
-
-    def _leader(self, peer: PeerInfo) -> dict[str, Any]:
-        return {
-            "peer": peer.peer_id,
-            "name": peer.told.name,
-            "tokens": peer.told.tokens,
-            "tokens_per_second": peer.tokens_per_second,
-            "phase": peer.phase.value,
-            "proved": peer.peer_id in self.proved,
-        }
-
-
-def _by_tokens(peers: list[PeerInfo]) -> list[PeerInfo]:
-    return sorted(peers, key=lambda peer: (-peer.told.tokens, peer.peer_id))[:MOST_SHOWN]
-
-
-def _read_record(record: bytes, now: float) -> PeerInfo | None:
-    try:
-        return read_record(record, now)
-    except LowcommError:
-        return None
-
-
-def _more(before: PeerInfo | None, now: PeerInfo) -> int:
-    """Exchanges of a peer since its last record; after a restart it counts from 0."""
-    return max(0, now.told.exchanges - before.told.exchanges) if before is not None else 0
-
-
-def _model_in_short(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a model that people compare first."""
-    told = ("kind", "type", "layers", "width", "heads", "context")
-    return {name: settings[name] for name in told if settings.get(name) is not None}
 
 
 # over time
@@ -162,28 +143,34 @@ FIRST_SPACING = 30.0
 MOST_BYTES = 16 * 1024**2
 FIGURES = ("time", "peers", "tokens", "tokens_per_second", "held_out_loss", "exchanges_per_minute")
 """Figures of a point, in this order."""
+Point = Annotated[list[FiniteFloat | None], Field(min_length=len(FIGURES), max_length=len(FIGURES))]
 
-Point = list[float | None]
 
-
-class Series:
+class Series(BaseModel):
     """The points of one run."""
 
-    def __init__(self, points: list[Point] | None = None, spacing: float = FIRST_SPACING) -> None:
-        self.points = points or []
-        self.spacing = spacing
+    points: list[Point] = []
+    spacing: Annotated[FiniteFloat, Field(ge=FIRST_SPACING)] = FIRST_SPACING
 
-    def add(self, view: dict[str, Any], now: float) -> bool:
-        """Take in what is told at a Unix time; whether it made a point."""
+    def add(self, view: dict[str, Any], now: float) -> None:
+        """Make a point of the view at a Unix time, if it is time for one."""
         if self.points and now - (self.points[-1][0] or 0.0) < self.spacing:
-            return False
-        loss = view["held_out_loss"]
-        figures = [float(view[name]) for name in FIGURES[1:4]]
-        self.points.append([now, *figures, loss, view["exchanges_per_minute"]])
+            return
+        self.points.append([now, *(view[name] for name in FIGURES[1:])])
         if len(self.points) > MOST_POINTS:
             del self.points[1::2]
             self.spacing *= 2
-        return True
+
+
+def _check_figures(figures: list[str]) -> list[str]:
+    if figures != list(FIGURES):
+        raise ValueError(f"other figures than {FIGURES}")
+    return figures
+
+
+class _History(BaseModel):
+    figures: Annotated[list[str], AfterValidator(_check_figures)]
+    runs: dict[str, Series]
 
 
 class SeriesFile:
@@ -191,56 +178,26 @@ class SeriesFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._series: dict[str, Series] = {}
-        self.damaged = False
-        """Whether there was a file that could not be read: it was set aside."""
+        self.series: dict[str, Series] = {}
+        """By run id."""
         if path.exists():
             try:
-                self._series = _read_history(path)
-            except (OSError, ValueError, TypeError, KeyError, RecursionError):
-                self.damaged = True
+                if path.stat().st_size > MOST_BYTES:
+                    raise ValueError(f"larger than {MOST_BYTES} bytes")
+                self.series = _History.model_validate_json(path.read_bytes()).runs
+            except (OSError, ValueError):
                 path.replace(path.with_suffix(".damaged"))
+                log.warning("web.history", reason=f"{path.name} could not be read, was set aside")
 
-    def of(self, run_id: str) -> Series:
-        """The series of a run."""
-        return self._series.setdefault(run_id, Series())
-
-    def keep_only(self, run_ids: Collection[str]) -> None:
-        """Forget all other runs."""
-        self._series = {run: one for run, one in self._series.items() if run in run_ids}
-
-    def save(self) -> None:
-        """Write it. Raises DiskFull, OSError."""
-        told = {
-            run: {"spacing": one.spacing, "points": one.points} for run, one in self._series.items()
-        }
-        write_atomic(self._path, json.dumps({"figures": FIGURES, "runs": told}).encode())
-
-
-def _read_history(path: Path) -> dict[str, Series]:
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path}: larger than {MOST_BYTES} bytes")
-    told = json.loads(path.read_bytes())
-    if told["figures"] != list(FIGURES):
-        raise ValueError(f"{path}: other figures than {FIGURES}")
-    return {run: _series(one) for run, one in told["runs"].items()}
-
-
-def _series(told: dict[str, Any]) -> Series:
-    points, spacing = told["points"][:MOST_POINTS], float(told["spacing"])
-    if not FIRST_SPACING <= spacing < math.inf:
-        raise ValueError(f"a spacing of {spacing} s")
-    for point in points:
-        if len(point) != len(FIGURES) or not all(
-            one is None or (isinstance(one, int | float) and math.isfinite(one)) for one in point
-        ):
-            raise ValueError(f"a point {point}")
-    return Series(points, spacing)
+    def save(self, run_ids: Collection[str]) -> None:
+        """Write the series of these runs, and forget all others. Raises DiskFull, OSError."""
+        self.series = {run_id: self.series[run_id] for run_id in self.series if run_id in run_ids}
+        runs = {run_id: series.model_dump() for run_id, series in self.series.items()}
+        write_atomic(self._path, json.dumps({"figures": FIGURES, "runs": runs}).encode())
 
 
 # a badge
 
-HEIGHT = 20
 LETTER = 6.5
 """Width of a letter, about: nobody measures the reader's font."""
 
@@ -255,10 +212,10 @@ def badge(view: dict[str, Any]) -> str:
     width = left_width + right_width
     colour = "#1d6b3a" if view["training"] else "#566068"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" '
         f'aria-label="{escape(name)}: {escape(right)}">'
-        f'<rect width="{left_width}" height="{HEIGHT}" fill="#1c2226"/>'
-        f'<rect x="{left_width}" width="{right_width}" height="{HEIGHT}" fill="{colour}"/>'
+        f'<rect width="{left_width}" height="20" fill="#1c2226"/>'
+        f'<rect x="{left_width}" width="{right_width}" height="20" fill="{colour}"/>'
         '<g fill="#fff" font-family="Verdana,sans-serif" font-size="11" text-anchor="middle">'
         f'<text x="{left_width / 2}" y="14">{escape(name)}</text>'
         f'<text x="{left_width + right_width / 2}" y="14">{escape(right)}</text></g></svg>'
@@ -281,23 +238,34 @@ SAVE_EVERY = 300.0
 """Seconds between two writings of the history."""
 
 
-@dataclass(frozen=True)
 class EncodedResponse:
-    """The bytes of one address, as they are sent."""
+    """The bytes of one address, made once for many viewers."""
 
-    body: bytes
-    packed: bytes
-    """The same, gzipped."""
-    kind: str
-    tag: str
-    seconds: int
-    """Seconds for which caches may keep it."""
+    def __init__(self, body: bytes, kind: str, seconds: int) -> None:
+        """``seconds``: how long caches may keep it."""
+        self.body = body
+        self.packed = gzip.compress(body, 6, mtime=0)
+        self.headers = {
+            **HEADERS,
+            # Anybody may show the figures and badges of a public page elsewhere.
+            "Cross-Origin-Resource-Policy": "cross-origin",
+            "Access-Control-Allow-Origin": "*",
+            "Cache-Control": f"public, max-age={seconds}",
+            "Vary": "Accept-Encoding",
+            "Content-Type": kind,
+            "ETag": f'"{hashlib.sha256(body).hexdigest()[:20]}"',
+        }
 
-    @staticmethod
-    def of(body: bytes, kind: str, seconds: int) -> "EncodedResponse":
-        """Prepare an answer for many viewers."""
-        tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
-        return EncodedResponse(body, gzip.compress(body, 6, mtime=0), kind, tag, seconds)
+    def to(self, request: Request) -> Response:
+        """The response to a request."""
+        headers = dict(self.headers)
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(b"", 304, headers)
+        body = self.body
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            body, headers["Content-Encoding"] = self.packed, "gzip"
+        headers["Content-Length"] = str(len(body))
+        return Response(b"" if request.method == "HEAD" else body, 200, headers)
 
 
 class SwarmPage:
@@ -310,13 +278,12 @@ class SwarmPage:
         self._swarms: dict[str, ObservedSwarm] = {}
         self._saved = 0.0
         self._files = {
-            path: EncodedResponse.of(file.read_bytes(), kind, 3600)
+            path: EncodedResponse(file.read_bytes(), kind, 3600)
             for path, (file, kind) in FILES.items()
         }
-        self._answers: dict[str, EncodedResponse] = dict(self._files)
         self.made = 0
         """Number of renderings."""
-        self.show(time())
+        self._show(time())
 
     def saw(self, run: SignedRun, records: Mapping[str, bytes], proved: Set[str]) -> None:
         """Take in what a look has found of a run."""
@@ -325,66 +292,46 @@ class SwarmPage:
 
     def looked(self, run_ids: Set[str]) -> None:
         """A look is over; these runs are kept."""
-        self._swarms = {run: one for run, one in self._swarms.items() if run in run_ids}
+        self._swarms = {run: swarm for run, swarm in self._swarms.items() if run in run_ids}
         now = time()
-        self.show(now)
+        self._show(now)
         if now - self._saved >= SAVE_EVERY:
             self._saved = now
             self.save()
 
-    def show(self, now: float) -> None:
+    def _show(self, now: float) -> None:
         """Render all answers."""
         self.made += 1
-        answers, told = dict(self._files), []
+        answers, views = dict(self._files), list[dict[str, Any]]()
         for run_id, swarm in self._swarms.items():
             view = swarm.view(now, self._address())
-            series = self._history.of(run_id)
+            series = self._history.series.setdefault(run_id, Series())
             series.add(view, now)
-            told.append(view | {"history": series.points})
-            svg = badge(view).encode()
-            answers[f"/badge/{swarm.run.fingerprint}.svg"] = EncodedResponse.of(
-                svg, "image/svg+xml", 60
-            )
-        told.sort(key=lambda view: (-view["training"], -view["peers"], view["run"]))
-        document = {"made": round(now), "figures": FIGURES, "runs": told}
-        answers[JSON] = EncodedResponse.of(json.dumps(document).encode(), "application/json", 5)
+            views.append(view | {"history": series.points})
+            svg = EncodedResponse(badge(view).encode(), "image/svg+xml", 60)
+            answers[f"/badge/{swarm.run.fingerprint}.svg"] = svg
+        views.sort(key=lambda view: (-view["training"], -view["peers"], view["run"]))
+        document = json.dumps({"made": round(now), "figures": FIGURES, "runs": views})
+        answers[JSON] = EncodedResponse(document.encode(), "application/json", 5)
         self._answers = answers
 
     def save(self) -> None:
         """Write the history; a disk that can't take it costs no page."""
-        self._history.keep_only(set(self._swarms))
         try:
-            self._history.save()
+            self._history.save(self._swarms)
         except (NodeError, OSError) as error:
             log.warning("web.history", reason=str(error))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request (ASGI)."""
-        await self._response(Request(scope))(scope, receive, send)
-
-    def _response(self, request: Request) -> Response:
+        request = Request(scope)
         if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("only GET and HEAD\n", 405, HEADERS)
-        answer = self._answers.get(request.scope["path"])
-        if answer is None:
-            return PlainTextResponse("nothing is here\n", 404, HEADERS)
-        headers = {
-            **HEADERS,
-            # Anybody may show the figures and badges of a public page elsewhere.
-            "Cross-Origin-Resource-Policy": "cross-origin",
-            "Access-Control-Allow-Origin": "*",
-            "Cache-Control": f"public, max-age={answer.seconds}",
-            "Vary": "Accept-Encoding",
-            "Content-Type": answer.kind,
-            "ETag": answer.tag,
-        }
-        if request.headers.get("if-none-match") == answer.tag:
-            return Response(b"", 304, headers)
-        body = answer.body
-        if "gzip" in request.headers.get("accept-encoding", ""):
-            body, headers["Content-Encoding"] = answer.packed, "gzip"
-        headers["Content-Length"] = str(len(body))
-        return Response(b"" if request.method == "HEAD" else body, 200, headers)
+            response: Response = PlainTextResponse("only GET and HEAD\n", 405, HEADERS)
+        elif (answer := self._answers.get(request.scope["path"])) is None:
+            response = PlainTextResponse("nothing is here\n", 404, HEADERS)
+        else:
+            response = answer.to(request)
+        await response(scope, receive, send)
 
 
 class SwarmDoor:
@@ -394,12 +341,8 @@ class SwarmDoor:
         """Raises PortInUse."""
         self.page = page
         self._socket: socket.socket = bind(host, port, "--web")
+        self.port: int = self._socket.getsockname()[1]
         self._listening: Listening | None = None
-
-    @property
-    def port(self) -> int:
-        """The port of the page."""
-        return self._socket.getsockname()[1]
 
     def open(self) -> None:
         """Answer from now on."""
