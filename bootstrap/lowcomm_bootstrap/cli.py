@@ -23,12 +23,12 @@ app = typer.Typer(
 )
 
 
-def _option(
-    name: str, text: str, *flags: str, least: int | None = None, most: int | None = None
-) -> Any:
-    """An option that an environment variable can set; several values are separated by spaces."""
-    variable = f"LOWCOMM_BOOTSTRAP_{name}"
-    return typer.Option(*flags, help=text, envvar=variable, min=least, max=most)
+PREFIX = "LOWCOMM_BOOTSTRAP_"
+"""Of environment variables of options; several values are separated by spaces."""
+
+
+def _option(name: str, text: str, least: int | None = None, most: int | None = None) -> Any:
+    return typer.Option(help=text, envvar=f"{PREFIX}{name}", min=least, max=most)
 
 
 Home = Annotated[Path | None, _option("HOME", "Folder of identity and runs.")]
@@ -36,6 +36,23 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything, and tracebacks.")]
 Texts = list[str] | None
+Host = Annotated[str, _option("HOST", "Address to listen on.")]
+Port = Annotated[int, _option("PORT", "TCP and UDP port; 0 takes any free ones.", 0, 65535)]
+Announce = Annotated[Texts, _option("ANNOUNCE", "Multiaddress to tell, as /dns4/HOST/tcp/PORT.")]
+Peers = Annotated[Texts, _option("PEERS", "Address of another peer of the swarm; repeatable.")]
+Runs = Annotated[list[Path] | None, _option("RUN", "run.toml or signed run to keep published.")]
+Closed = Annotated[
+    bool,
+    typer.Option("--closed", help="Publish only runs given or kept.", envvar=f"{PREFIX}CLOSED"),
+]
+MaxRuns = Annotated[int, _option("MAX_RUNS", "Runs to keep, at most.", 1)]
+RelayPeers = Annotated[int, _option("RELAY_PEERS", "Peers behind routers to relay to; 0: none.", 0)]
+RelayCircuits = Annotated[int, _option("RELAY_CIRCUITS", "Relayed connections of each at once.", 1)]
+RelayBytes = Annotated[str, _option("RELAY_BYTES", "Bytes of one, each way, as 4GiB or 500MB.")]
+RelaySeconds = Annotated[int, _option("RELAY_SECONDS", "Seconds of one relayed connection.", 1)]
+Web = Annotated[
+    int | None, _option("WEB", "Port of a public page of the runs; default: none.", 0, 65535)
+]
 _TRACEBACK = "LOWCOMM_BOOTSTRAP_TRACEBACK"
 _RELAY = RelayLimits()
 
@@ -59,39 +76,18 @@ def version(
 @app.command()
 def serve(
     home: Home = None,
-    host: Annotated[str, _option("HOST", "Address to listen on.")] = "0.0.0.0",
-    port: Annotated[
-        int, _option("PORT", "TCP and UDP port; 0 takes any free ones.", least=0, most=65535)
-    ] = 31337,
-    announce: Annotated[
-        Texts, _option("ANNOUNCE", "Multiaddress to tell, as /dns4/HOST/tcp/PORT.")
-    ] = None,
-    peers: Annotated[
-        Texts, _option("PEERS", "Address of another peer of the swarm; repeatable.")
-    ] = None,
-    run: Annotated[
-        list[Path] | None, _option("RUN", "run.toml or signed run to keep published.")
-    ] = None,
-    closed: Annotated[
-        bool, _option("CLOSED", "Publish only runs given or kept.", "--closed")
-    ] = False,
-    max_runs: Annotated[int, _option("MAX_RUNS", "Runs to keep, at most.", least=1)] = 64,
-    relay_peers: Annotated[
-        int, _option("RELAY_PEERS", "Peers behind routers to relay to; 0: none.", least=0)
-    ] = _RELAY.peers,
-    relay_circuits: Annotated[
-        int, _option("RELAY_CIRCUITS", "Relayed connections of each at once.", least=1)
-    ] = _RELAY.circuits,
-    relay_bytes: Annotated[
-        str, _option("RELAY_BYTES", "Bytes of one, each way, as 4GiB or 500MB.")
-    ] = write_size(_RELAY.bytes),
-    relay_seconds: Annotated[
-        int, _option("RELAY_SECONDS", "Seconds of one relayed connection.", least=1)
-    ] = _RELAY.seconds,
-    web: Annotated[
-        int | None,
-        _option("WEB", "Port of a public page of the runs; default: none.", least=0, most=65535),
-    ] = None,
+    host: Host = "0.0.0.0",
+    port: Port = 31337,
+    announce: Announce = None,
+    peers: Peers = None,
+    run: Runs = None,
+    closed: Closed = False,
+    max_runs: MaxRuns = 64,
+    relay_peers: RelayPeers = _RELAY.peers,
+    relay_circuits: RelayCircuits = _RELAY.circuits,
+    relay_bytes: RelayBytes = write_size(_RELAY.bytes),
+    relay_seconds: RelaySeconds = _RELAY.seconds,
+    web: Web = None,
     json_: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -111,7 +107,10 @@ def serve(
     from lowcomm_node.dht.hivemind import DhtSettings
 
     folder, address = _home(home), numeric(host)
-    relay = RelayLimits(relay_peers, relay_circuits, _size(relay_bytes), relay_seconds)
+    size = _size(relay_bytes)
+    relay = RelayLimits(
+        peers=relay_peers, circuits=relay_circuits, bytes=size, seconds=relay_seconds
+    )
     dht = DhtSettings(
         listen=listeners(address, port), initial_peers=tuple(peers or ()), require_peers=False,
         announce=tuple(announce or ()), relay=relay,

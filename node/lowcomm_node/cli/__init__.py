@@ -4,8 +4,8 @@ common      options that commands share, errors, exit codes
 create      init, create, plan: a new run
 members     invite, remove, amend: a run created here
 join        the node itself
-watch       status, peers, rounds, wait, web, healthy, exchanges, logs
-steer       pause, resume, limits, finish, stop
+running     status, peers, rounds, wait, web, healthy, exchanges, logs, pause, resume, limits,
+            finish, stop
 results     checkpoint, generate, report, track
 machine     doctor, ping, id, paths, config, demo
 """
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from lowcomm_node.cli import common, create, join, machine, members, results, steer, watch  # noqa: F401 - their order is that of the help
+from lowcomm_node.cli import common, create, join, machine, members, results, running  # noqa: F401 - their order is that of the help
 from lowcomm_node.cli.common import app
 from lowcomm_node.system.command import end
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowcomm_node.cli.common import Here, app, command, newest, read_settings, setting
-from lowcomm_node.cli.watch import Run, journal_path
+from lowcomm_node.cli.running import Run, journal_path
 from lowcomm_node.errors import CheckpointError, NodeError, NotRunning
 from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.fetch.records import Gathered

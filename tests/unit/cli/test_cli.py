@@ -23,7 +23,7 @@ import lowcomm_protocol.errors as protocol_errors
 from helpers.statuses import make_peer, make_status
 from lowcomm_node import errors as node_errors
 from lowcomm_node.catalogue import code_of
-from lowcomm_node.cli import app, common, watch
+from lowcomm_node.cli import app, common, running
 from lowcomm_node.errors import NotRunning
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.status.model import PeerStatus, Status
@@ -449,7 +449,7 @@ def test_peers_fit_the_terminal_and_reasons_have_lines_of_their_own(width: int) 
         ),
         peer(left_out=True, held_against="norm 17.6 where 3.2 is plausible \x1b[2J"),
     ]
-    lines = watch.peers_table(found, width).splitlines()
+    lines = running.peers_table(found, width).splitlines()
     assert all(len(line) <= max(width, 56) and line.isprintable() for line in lines)
     heads = lines[0].split()
     assert {"peer", "phase", "step", "done", "failed", "score"} <= set(heads), (
@@ -538,7 +538,7 @@ def test_wait_ends_when_it_is_reached_or_can_not_be_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(common, "ControlClient", Story(*story))
-    monkeypatch.setattr(watch, "POLL", 0.0)
+    monkeypatch.setattr(running, "POLL", 0.0)
     ended = cli("wait", *arguments.split())
     assert ended.code == code
     assert told in ended.out + ended.err

@@ -21,7 +21,7 @@ import pytest
 from helpers.statuses import make_exchange, make_peer, make_status
 from helpers.waiting import until, until_async
 from lowcomm_node.cli.common import Here
-from lowcomm_node.cli.watch import web
+from lowcomm_node.cli.running import web
 from lowcomm_node.errors import NodeError, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.status.events import Board, Notice, PhaseEntered, Warned
 from lowcomm_node.status.figures import Sample, sample
