@@ -53,7 +53,6 @@ RelaySeconds = Annotated[int, _option("RELAY_SECONDS", "Seconds of one relayed c
 Web = Annotated[
     int | None, _option("WEB", "Port of a public page of the runs; default: none.", 0, 65535)
 ]
-_TRACEBACK = "LOWCOMM_BOOTSTRAP_TRACEBACK"
 _RELAY = RelayLimits()
 
 
@@ -93,7 +92,7 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve until stopped. Prints what volunteers have to type."""
-    _prepare(quiet, verbose, json_)
+    folder = _prepare(home, quiet, verbose, json_)
     check_system(find_p2pd)
     raise_descriptors()
     try:
@@ -106,8 +105,7 @@ def serve(
     from lowcomm_bootstrap.serving import teller
     from lowcomm_node.dht.hivemind import DhtSettings
 
-    folder, address = _home(home), numeric(host)
-    size = _size(relay_bytes)
+    address, size = numeric(host), _size(relay_bytes)
     relay = RelayLimits(
         peers=relay_peers, circuits=relay_circuits, bytes=size, seconds=relay_seconds
     )
@@ -128,17 +126,12 @@ def runs(
     """List the runs that this server keeps."""
     from lowcomm_bootstrap.registry import Registry
 
-    _prepare(quiet, verbose, json_)
-    registry = Registry(_home(home) / "runs", max_runs=sys.maxsize)
-    for path in registry.damaged:
-        print(f"warning: {path} is not a sound signed run and not published.", file=sys.stderr)
-    for path in registry.other_versions:
-        print(
-            f"warning: {path} is of another version and not published by this one.",
-            file=sys.stderr,
-        )
+    registry = Registry(_prepare(home, quiet, verbose, json_) / "runs", max_runs=sys.maxsize)
+    unread = dict.fromkeys(registry.damaged, "is not a sound signed run and not published")
+    of_others = "is of another version and not published by this one"
+    for path, reason in (unread | dict.fromkeys(registry.other_versions, of_others)).items():
+        print(f"warning: {path} {reason}.", file=sys.stderr)
     for run in registry.runs():
-        method = run.spec.sync.method
         entry = {
             "name": run.spec.run.name,
             "fingerprint": run.fingerprint,
@@ -147,7 +140,7 @@ def runs(
             "ended": registry.ended(run.run_id) or None,
         }
         over = f"  over at swarm step {entry['ended']}" if entry["ended"] else ""
-        line = f"{entry['name']}@{run.fingerprint}  {method}  by {run.creator}{over}"
+        line = f"{entry['name']}@{run.fingerprint}  {run.spec.sync.method}  by {run.creator}{over}"
         print(json.dumps(entry) if json_ else line)
 
 
@@ -158,8 +151,8 @@ def show_id(
     """Show this server's peer id; the identity is made if there is none."""
     from lowcomm_node.storage.files import load_or_create_identity
 
-    _prepare(quiet, verbose, json_)
-    identity = load_or_create_identity(_home(home) / "identity.key")
+    key_file = _prepare(home, quiet, verbose, json_) / "identity.key"
+    identity = load_or_create_identity(key_file)
     print(json.dumps({"peer_id": identity.peer_id}) if json_ else identity.peer_id)
 
 
@@ -170,13 +163,13 @@ def healthy(
     """Say in one line whether the server is well, and why: exit code 0, or 4 if it is not."""
     from lowcomm_bootstrap.health import check_health
 
-    _prepare(quiet, verbose, json_)
+    folder = _prepare(home, quiet, verbose, json_)
     try:
-        found, reason = True, check_health(_home(home))
+        is_well, reason = True, check_health(folder)
     except Unhealthy as error:
-        found, reason = False, str(error)
-    print(json.dumps({"healthy": found, "reason": reason}) if json_ else reason)
-    if not found:
+        is_well, reason = False, str(error)
+    print(json.dumps({"healthy": is_well, "reason": reason}) if json_ else reason)
+    if not is_well:
         raise typer.Exit(Unhealthy.exit_code)
 
 
@@ -188,7 +181,7 @@ def main() -> None:
     except BrokenPipeError:  # nobody reads our output any more
         raise SystemExit(1) from None
     except (LowcommError, OSError) as error:
-        if os.environ.get(_TRACEBACK):
+        if {"-v", "--verbose"} & set(sys.argv):
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(exit_code(error)) from None
@@ -197,11 +190,6 @@ def main() -> None:
         if code is None:
             raise
     raise SystemExit(code)
-
-
-def _prepare(quiet: bool, verbose: bool, as_json: bool) -> None:
-    os.environ[_TRACEBACK] = "1" if verbose else ""
-    configure_logs(-2 if quiet else int(verbose), as_json)
 
 
 def _size(text: str) -> int:
@@ -214,10 +202,12 @@ def _size(text: str) -> int:
     return size
 
 
-def _home(given: Path | None) -> Path:
+def _prepare(given: Path | None, quiet: bool, verbose: bool, as_json: bool) -> Path:
+    """Set up the log; returns the home, which exists. Raises ConfigError."""
     from lowcomm_node.storage.files import disk_full_error
     from lowcomm_node.storage.paths import absolute, data_folder
 
+    configure_logs(-2 if quiet else int(verbose), as_json)
     if given is None and os.environ.get("STATE_DIRECTORY"):
         # systemd joins several state directories by colons; the first is the unit's main one.
         given = Path(os.environ["STATE_DIRECTORY"].split(":")[0])

@@ -173,10 +173,7 @@ class Registry:
 
     def _those_to_go(self, new: KeptRun, now: float) -> set[str]:
         """The runs that give way to a new one. Raises ConfigError if there is no room for it."""
-        others = sorted(
-            (held for held in self._held.values() if not held.own),
-            key=lambda held: (held.peers > 0, held.alive),
-        )
+        others = [held for held in self._held.values() if not held.own]
         if new.network and not new.own:
             same = sum(held.network == new.network for held in others)
             if same >= max(SHARE, self._max_runs // SHARE):
@@ -184,21 +181,26 @@ class Registry:
                     f"{new.network} has published {same} runs here: one network gets a quarter of "
                     f"--max-runs {self._max_runs}."
                 )
-        idle = [held for held in others if not held.peers and now >= held.added + GRACE]
+        if not new.own:
+            others = [held for held in others if not held.peers and now >= held.added + GRACE]
+        others.sort(key=lambda held: (held.peers > 0, held.alive), reverse=True)
         gone, count = set[str](), len(self._held) + 1
-        used = sum(held.size for held in self._held.values()) + new.size
-        for held in others if new.own else idle:
-            if count <= self._max_runs and used <= MAX_BYTES:
-                break
+        used = self._used + new.size
+        while count > self._max_runs or used > MAX_BYTES:
+            if not others:
+                raise ConfigError(
+                    f"{self._folder} holds {len(self._held)} runs, {self._used} bytes, and each "
+                    "has more claim to its place: remove one, or raise --max-runs "
+                    f"(all runs together may have {MAX_BYTES} bytes)."
+                )
+            held = others.pop()
             gone.add(held.run.run_id)
             count, used = count - 1, used - held.size
-        if count > self._max_runs or used > MAX_BYTES:
-            raise ConfigError(
-                f"{self._folder} holds {len(self._held)} runs, {used - new.size} bytes, and each "
-                "has more claim to its place: remove one, or raise --max-runs "
-                f"(all runs together may have {MAX_BYTES} bytes)."
-            )
         return gone
+
+    @property
+    def _used(self) -> int:
+        return sum(held.size for held in self._held.values())
 
     def _remove(self, run_id: str) -> None:
         del self._held[run_id]
@@ -231,8 +233,7 @@ class Registry:
             reason = f"{path}: {error.strerror}"
             raise ConfigError(f"{reason}: make it readable, or choose another --home.") from None
         stat, now = path.stat(), self._clock()
-        used = sum(held.size for held in self._held.values())
-        if len(self._held) < self._max_runs and used + stat.st_size <= MAX_BYTES:
+        if len(self._held) < self._max_runs and self._used + stat.st_size <= MAX_BYTES:
             # Its peers could not answer while we were away.
             alive = min(now, max(stat.st_mtime, now - KEPT_EMPTY + GRACE))
             ended = 0

@@ -164,8 +164,9 @@ def teller(as_json: bool, quiet: bool) -> Tell:
 
 
 def _in_words(event: dict[str, Any]) -> str:
-    if event["event"] != "ready":
-        return _WORDS.get(event["event"], event["event"]).format_map(event)
+    name: str = event["event"]
+    if name != "ready":
+        return _WORDS.get(name, name).format_map(event)
     addresses = event["addresses"]
     peers = " ".join(f"--peers {address}" for address in (*addresses[:1], *event["others"]))
     command = f"lowcomm-node join {peers}" if addresses else "no address can be reached"
