@@ -42,6 +42,7 @@ class Controls:
     def __init__(self, node: NodeState) -> None:
         self._node = node
         self.request_finish, self.request_stop = node.departure.finish, node.departure.stop
+        self.pause, self.resume = node.availability.pause, node.availability.resume
         self._examining = asyncio.Lock()
         self._gathering = asyncio.Lock()
         self._exporting = asyncio.Lock()
@@ -65,9 +66,8 @@ class Controls:
 
     async def samples(self, since: int, most: int) -> list[Sample]:
         """Figures of the past, oldest first. Raises NodeError."""
-        return await self._from_journal(
-            lambda journal: journal.samples(since, max(1, min(most, MOST)))
-        )
+        count = max(1, min(most, MOST))
+        return await self._from_journal(lambda journal: journal.samples(since, count))
 
     async def exchanges(self, limit: int, since: int) -> list[ExchangeEnded]:
         """The last exchanges in the journal, newest last. Raises NodeError."""
@@ -105,20 +105,13 @@ class Controls:
             await node.endpoint.renew()
         return self.limits()
 
-    def pause(self, seconds: float | None) -> None:
-        """Save and end the trainer, which frees its GPU, for ``seconds`` or until ``resume``."""
-        self._node.availability.pause(seconds)
-
-    def resume(self) -> None:
-        """Resume training, overriding any pause."""
-        self._node.availability.resume()
-
     def schedule(self, hours: str) -> Hours:
         """Train in other hours, at once and after the next start. Raises ConfigError."""
-        changed = change_settings(self._node.settings, {"schedule": hours})
-        keep_settings(self._node.settings.paths.config, {"schedule": hours})
-        self._node.settings = changed
-        self._node.availability.follow(changed.schedule)
+        node, changes = self._node, {"schedule": hours}
+        changed = change_settings(node.settings, changes)
+        keep_settings(changed.paths.config, changes)
+        node.settings = changed
+        node.availability.follow(changed.schedule)
         return Hours(schedule=None if changed.schedule is None else str(changed.schedule))
 
     async def export(self, to: str) -> ExportedModel:
@@ -135,49 +128,39 @@ class Controls:
 
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Sample text from the fast weights. Raises TrainerError while there is no model yet."""
-        node = self._node
-        phase = node.board.phase
-        if node.ready is None:
+        supervisor = self._node.supervisor
+        if self._node.ready is None or not supervisor.runs:
             raise TrainerError(
-                f"The model is not loaded yet (the node is {phase}): try again in a moment."
-            )
-        if not node.supervisor.runs:
-            raise TrainerError(
-                f"The model is not loaded now, for the node is {phase}: `lowcomm-node status` "
-                "tells why, and `lowcomm-node wait` when it trains again."
+                f"The model is not loaded, for the node is {self._node.board.phase}: `lowcomm-node "
+                "status` tells why, and `lowcomm-node wait` when it trains."
             )
         request = Generate(prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
-        return (await node.supervisor.trainer.ask(request)).text
+        return (await supervisor.trainer.ask(request)).text
 
     async def doctor(self, peers: Sequence[str]) -> Sequence[Finding]:
         """Findings about this machine and its network, within a minute or so.
 
         ``peers`` are asked first. Raises RetryLater.
         """
-        try:
-            async with asyncio.timeout(EXAMINE_DEADLINE), self._examining:
-                return await examine_node(self._shown(), [str(peer) for peer in peers])
-        except TimeoutError:
-            raise RetryLater(
-                f"The examination took longer than {EXAMINE_DEADLINE:.0f} s: try again."
-            ) from None
-
-    def _shown(self) -> RunningNode:
-        """The node as the doctor sees it."""
-        node = self._node
-        membership = node.membership
-        members = membership.roster.alive(time()) if membership is not None else ()
-        endpoint = node.endpoint
-        return RunningNode(
-            settings=self._node.settings,
+        node, membership, endpoint = self._node, self._node.membership, self._node.endpoint
+        members = membership.roster.alive(time()) if membership else ()
+        running = RunningNode(
+            settings=node.settings,
             status=report(node),
             members=report_peers(node),
             discovery=node.discovery,
             entry_points=[entry for info in members for entry in info.entry_points],
-            addresses=membership.own.addresses if membership is not None else (),
-            port=endpoint.port if endpoint is not None else None,
-            certificate=endpoint.certificate.der if endpoint is not None else b"",
+            addresses=membership.own.addresses if membership else (),
+            port=endpoint.port if endpoint else None,
+            certificate=endpoint.certificate.der if endpoint else b"",
         )
+        try:
+            async with asyncio.timeout(EXAMINE_DEADLINE), self._examining:
+                return await examine_node(running, [str(peer) for peer in peers])
+        except TimeoutError:
+            raise RetryLater(
+                f"The examination took longer than {EXAMINE_DEADLINE:.0f} s: try again."
+            ) from None
 
     async def gather(self) -> Gathered:
         """Save a checkpoint, and fetch the slow weights of up to three peers, for an export.
@@ -195,9 +178,8 @@ class Controls:
             if not (run and ready and course and membership and exchanger):
                 raise NodeError(f"The node does not train yet (it is {node.board.phase}).")
             if run.spec.sync.consensus == 0:
-                return Gathered(
-                    folder="", missing="all peers of this run hold the same slow weights"
-                )
+                reason = "all peers of this run hold the same slow weights"
+                return Gathered(folder="", missing=reason)
             gatherer = Gatherer(
                 form=state_form(run, ready, course.longest),
                 sync=run.spec.sync,
@@ -257,8 +239,7 @@ async def export_newest(home: Path, fingerprint: str, format_: str) -> ExportedM
             await child.wait()
     if child.returncode:
         lines = errors[-MAX_OUTPUT_BYTES:].decode("utf-8", "replace").strip().splitlines()
-        last = lines[-1] if lines else f"exit code {child.returncode}"
-        raise NodeError(last.removeprefix("error: "))
+        raise NodeError([f"exit code {child.returncode}", *lines][-1].removeprefix("error: "))
     written = json.loads(out[-MAX_OUTPUT_BYTES:].decode().strip().splitlines()[-1])
     missing = str(written.get("missing", ""))
     return ExportedModel(path=str(folder), step=int(written["step"]), missing=missing)

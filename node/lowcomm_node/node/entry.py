@@ -18,7 +18,7 @@ from lowcomm_node.swarm.hosts import listening
 from lowcomm_node.swarm.probes import FOR_A_NODE, Prober
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.system.tasks import first_of, start
+from lowcomm_node.system.tasks import Tasks, first_of
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Amendment
@@ -70,7 +70,7 @@ class Entry:
         )
         # Answers others who ask how they are reached.
         self._prober = Prober(self.discovery, self.discovery.addresses, FOR_A_NODE)
-        self._rejoining: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     async def open(self) -> None:
         """Enter the DHT. Raises NodeError."""
@@ -86,7 +86,7 @@ class Entry:
         Raises NoPeers if there is none.
         """
         kept = self._kept
-        self.board.show(None)  # the status tells why
+        self.board.show(None)  # the status shows why
         if await self.rejoin.enter(0.0 if kept is not None else self.settings.join_deadline):
             show = self.board.showing(WaitCode.LOOKING_FOR_RUN)
             show("looking for the run")
@@ -106,9 +106,8 @@ class Entry:
         check_trainable(run.spec)
         if self._kept is None or self._kept.run_id != run.run_id:
             self.rejoin.keep(self._peers_of(run))
-        self._rejoining = start(self.rejoin.run())
-        peer_id = self.identity.peer_id
-        admission = RunAdmission(self.settings, run, peer_id, time())
+        self._tasks.start(self.rejoin.run())
+        admission = RunAdmission(self.settings, run, self.identity.peer_id, time())
         admission.amending.on_news = self.tell_amendments
         admission.amending.on_trouble = self.board.warning(WarningCode.AMENDMENT)
         await admission.look(self.discovery)
@@ -128,9 +127,7 @@ class Entry:
 
     async def close(self) -> None:
         """Leave the DHT, and remember who answered."""
-        if self._rejoining is not None:
-            self._rejoining.cancel()
-            await asyncio.gather(self._rejoining, return_exceptions=True)
+        await self._tasks.cancel()
         await self._prober.close()
         await self.rejoin.save()
         await self.discovery.close()

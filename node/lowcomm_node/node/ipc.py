@@ -4,12 +4,8 @@ Each message is one line: its name, its number or ``-``, and its fields as a JSO
 
     capture 7 {"fragment": 0, "slot": 3, ...}
 
-    daemon  → trainer   a Request with a number
-    trainer → daemon    the Answer with the same number: the type that the request names, or
-                        RequestFailed
-                        a TrainerEvent without a number
-
-The daemon imports this module, so it loads neither codecs nor torch.
+A request has a number, and its answer the same: the type that the request names, or RequestFailed.
+An event of the trainer has none. The daemon imports this module, so it loads no torch.
 """
 
 import mmap

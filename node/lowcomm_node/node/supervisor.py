@@ -33,7 +33,7 @@ from lowcomm_node.system.machine import (
     Gpu,
     NodeMemory,
     Processor,
-    memory_of_node,
+    memory_of,
     meter_of,
     too_much,
     waited,
@@ -305,8 +305,6 @@ class Supervisor:
         if not self.runs:
             self._trainer.kill()
         self._built = self._training = False
-        if self._meter is not None:
-            self._meter.close()
         self._meter = self.accelerator = None
         await self._tasks.cancel()
         await self._trainer.stop()
@@ -340,7 +338,8 @@ class Supervisor:
             await asyncio.sleep(TICK)
             now = monotonic()
             if trainer.pid is not None:
-                taken = memory_of_node(os.getpid(), trainer.pid)
+                # Fragments, which both share, count once.
+                taken = memory_of(os.getpid(), shared=False) + memory_of(trainer.pid)
                 most = max(taken, self.memory.most if self.memory else 0)
                 self.memory = NodeMemory(reckoned=self._reckoned, taken=taken, most=most)
                 if (reason := too_much(taken, max_memory)) is not None:

@@ -295,11 +295,8 @@ class Training:
             if present >= needed:
                 return
             if monotonic() > deadline:
-                self._board.warn(
-                    WarningCode.FEW_PEERS,
-                    f"only {present} of {needed} peers came within {START_DEADLINE:.0f} s: "
-                    "beginning with them",
-                )
+                few = f"only {present} of {needed} peers came within {START_DEADLINE:.0f} s"
+                self._board.warn(WarningCode.FEW_PEERS, f"{few}: beginning with them")
                 return
             text = f"the run begins with {needed} peers: {present} are here"
             self._board.show(Waiting(WaitCode.FIRST_PEERS, text))
@@ -347,10 +344,8 @@ class Training:
             raise error  # it has never run, and says why
         failure = await self._supervisor.explain(error)
         pause_seconds = self._failures.failed(failure)
-        text = (
-            f"{failure.reason.rstrip('.')} (failure {self._failures.count} in a row, at step "
-            f"{failure.step})"
-        )
+        count = self._failures.count
+        text = f"{failure.reason.rstrip('.')} (failure {count} in a row, at step {failure.step})"
         self._board.enter("restarting", Waiting(WaitCode.TRAINER_FAILED, text))
         self._board.warn(WarningCode.TRAINER_FAILED, f"the trainer failed: {text}")
         await self._exchanger.close("the trainer failed", 0.0)

@@ -175,7 +175,7 @@ def program() -> str:
         return name
     if not script.exists():
         return shlex.join([sys.executable, "-m", "lowcomm_node"])
-    with suppress(OSError, ValueError):  # a folder that was removed, or around the program
+    with suppress(OSError, ValueError):  # the folder was removed, or is another one
         script = script.relative_to(Path.cwd())
     return shlex.quote(str(script))
 
@@ -187,11 +187,8 @@ def install(wanted: str) -> str:
     is_pipx = prefix.parent.name == "venvs" and "pipx" in prefix.parts
     is_uv = prefix.parent.name == "tools" and "uv" in prefix.parts
     if not is_pipx and not is_uv:
-        pip, in_path = Path(sys.executable).parent / "pip", shutil.which("pip")
-        is_ours = in_path is not None and pip.exists() and pip.samefile(in_path)
-        command = "pip" if is_ours else f"{shlex.quote(sys.executable)} -m pip"
         package = "lowcomm-node" if wanted.startswith("[") else ""
-        return f"{command} install '{package}{wanted}'"
+        return f"{shlex.quote(sys.executable)} -m pip install '{package}{wanted}'"
     if wanted.startswith("["):
         extra = f'extra == "{wanted[1:-1]}"'
         required = (text.partition(";") for text in requires("lowcomm-node") or ())

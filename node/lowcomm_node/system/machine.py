@@ -1,16 +1,10 @@
 """This machine: its limits and memory, what trains on it, and how training makes way for others.
 
-Linux shares processors out twice: between groups of processes by the weight of each group, then
-within a group by nice level and scheduling class. A group is one of:
-
-    a control group     where the cpu controller is on: services of systemd, containers, desktops
-    a session           elsewhere, while kernel.sched_autogroup_enabled is 1, as it mostly is
-    the whole machine   elsewhere
-
-So a nice level alone makes way only within its session. ``step_back`` therefore moves the trainer
-into a session of its own, and gives that session the level. The daemon keeps its share. A control
-group's weight is its owner's to set, as the units in docker/systemd do; ``priority_of`` reports
-what holds.
+Linux shares processors out twice: between groups of processes by weight, then within a group by
+nice level and scheduling class. A group is a control group where the cpu controller is on (services
+of systemd, containers, desktops), else a session (kernel.sched_autogroup_enabled), else the whole
+machine. So ``step_back`` gives the trainer a session of its own, and the level to that session. The
+weight of a control group is its owner's to set, as the units in docker/systemd do.
 """
 
 import ctypes
@@ -116,11 +110,6 @@ def memory_of_machine() -> tuple[int, int]:
     return min(total for total, _ in bounds), min(free for _, free in bounds)
 
 
-def memory_of_node(daemon: int, trainer: int) -> int:
-    """Bytes that both processes take; fragments, which they share, count once."""
-    return memory_of(daemon, shared=False) + memory_of(trainer)
-
-
 def memory_of(pid: int, shared: bool = True) -> int:
     """Bytes that a process takes; 0 if it has gone. ``shared``: with memory that others share.
 
@@ -174,6 +163,8 @@ WINDOW = 10
 """Looks, one a second, over which a load is averaged."""
 STALE_SECONDS = 5.0
 """Age from which a reading counts no longer: the driver hangs, or has lost the GPU."""
+UNUSED_SECONDS = 60.0
+"""Seconds after the last look in which a GPU is read on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,39 +205,32 @@ class Processor:
             load = min(1.0, (after - before) / (last - first) / cores) if last > first else None
         return Accelerator(kind="cpu", name=self._name, load=load)
 
-    def close(self) -> None:
-        """End; nothing is open."""
-
 
 class Gpu:
     """Meter of a GPU, by its UUID. A thread reads it: a driver may never return from a call."""
 
     def __init__(self, uuid: str) -> None:
-        self._uuid = uuid
         self._reading = (0.0, Accelerator(kind="gpu", name="GPU"))
-        self._closed = threading.Event()
-        threading.Thread(target=self._run, name="gpu", daemon=True).start()
+        self._looked = monotonic()
+        threading.Thread(target=self._run, args=(uuid,), daemon=True).start()
 
     def look(self, now: float) -> Accelerator:
         """The device now; ``now``: monotonic seconds."""
+        self._looked = now
         at, latest = self._reading
         is_stale = now - at > STALE_SECONDS
         return Accelerator(kind="gpu", name=latest.name) if is_stale else latest
 
-    def close(self) -> None:
-        """End the thread, within a second."""
-        self._closed.set()
-
-    def _run(self) -> None:
+    def _run(self, uuid: str) -> None:
         import pynvml  # of nvidia-ml-py; loads the driver's library at the first call
 
         loads: deque[float] = deque(maxlen=WINDOW)
         # No library, or a device without figures, such as a part of a GPU.
         with suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
-            device = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+            device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             name = str(pynvml.nvmlDeviceGetName(device))
-            while not self._closed.wait(1.0 if loads else 0.0):
+            while monotonic() - self._looked < UNUSED_SECONDS:
                 rates: Any = pynvml.nvmlDeviceGetUtilizationRates(device)
                 memory: Any = pynvml.nvmlDeviceGetMemoryInfo(device)
                 loads.append(rates.gpu / 100)
@@ -258,6 +242,7 @@ class Gpu:
                     memory_total=memory.total,
                 )
                 self._reading = (monotonic(), now)
+                sleep(1.0)
 
 
 def meter_of(device: str, gpu: str, pid: int | None) -> Gpu | Processor | None:

@@ -82,7 +82,7 @@ async def test_a_defect_in_news_or_in_a_look_ends_neither(monkeypatch: pytest.Mo
     warnings: list[str] = []
     heard: list[TrainerEvent] = []
 
-    def look(*pids: int) -> int:
+    def look(pid: int, shared: bool = True) -> int:
         if failures:
             raise failures.pop()
         return 2 * GIB if heard else 0
@@ -91,7 +91,7 @@ async def test_a_defect_in_news_or_in_a_look_ends_neither(monkeypatch: pytest.Mo
         heard.append(event)
         raise RuntimeError("an odd event")
 
-    monkeypatch.setattr(supervisor_module, "memory_of_node", look)
+    monkeypatch.setattr(supervisor_module, "memory_of", look)
     one = Supervisor(lambda: LightTrainer(""), hear, warn=warnings.append)
     try:
         await one.start(replace(SETTINGS, max_memory=1.0))
