@@ -38,7 +38,6 @@ MEASURE_EVERY = 30.0
 MEASURE_DEADLINE = 10.0
 OTHER_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 """gRPC's error text when a peer presents another certificate than the pinned one."""
-ELSEWHERE = "somebody else answers there, with another certificate than the one in its record"
 _State = grpc.ChannelConnectivity
 _OPTIONS: Options = (
     # Or a callee could fill our memory before we see a byte.
@@ -154,15 +153,17 @@ class Dialer:
         await describe(pb.Introduction(), metadata=metadata, timeout=MEASURE_DEADLINE)
         self.on_answer(peer_id)
 
-    async def why(self, connected: Connected, peer_id: str) -> str:
+    async def why(self, channel: aio.Channel, peer_id: str) -> str:
         """Why a channel could not be connected, in words for the owner."""
         try:
-            await self.ping(connected.channel, peer_id)
+            await self.ping(channel, peer_id)
         except aio.AioRpcError as error:
             if OTHER_CERTIFICATE not in (error.details() or ""):
                 return "can't be reached"
             self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
-            return ELSEWHERE
+            return (
+                "somebody else answers there, with another certificate than the one in its record"
+            )
         return "was lost as soon as it was reached"
 
 
@@ -342,7 +343,7 @@ class PeerChannel:
         """Wait until a channel is connected, and close it if it fails. Raises LinkLost."""
         try:
             if not await connected.is_ready():
-                raise LinkLost(await self._dialer.why(connected, self._info.peer_id))
+                raise LinkLost(await self._dialer.why(connected.channel, self._info.peer_id))
         except BaseException:
             await connected.end()
             raise
@@ -412,7 +413,7 @@ class PeerChannel:
 
     async def _look(self) -> None:
         assert self._dialer.pipes is not None
-        addresses = await self._dialer.pipes.connected_at(self._info.peer_id)
+        addresses = await self._dialer.pipes.streams.connected_at(self._info.peer_id)
         is_direct = any(address and not address.endswith(CIRCUIT) for address in addresses)
         if is_direct and not self._closed and Route.TUNNEL not in self._attempts:
             self._begin(Attempt(route=Route.TUNNEL, deadline=DEADLINES[Route.TUNNEL]))

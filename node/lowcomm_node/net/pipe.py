@@ -50,29 +50,18 @@ def protocol_of(run_id: str) -> str:
     return f"/lowcomm/exchange/2/{run_id[:32]}"
 
 
-class Pipe:
-    """Moves bytes between gRPC's socket and a stream, until one of them ends."""
-
-    def __init__(self, local: socket.socket, stream: socket.socket) -> None:
-        self._local, self._stream = local, stream
-        self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        local.setblocking(False)
-        self._ways = (
-            _Way(self._loop, local, stream, self._ended.set),
-            _Way(self._loop, stream, local, self._ended.set),
-        )
-
-    async def wait_ended(self) -> None:
-        """Wait until one of the two sockets has ended."""
-        await self._ended.wait()
-
-    def close(self) -> None:
-        """End both sockets."""
-        for way in self._ways:
+async def carry(local: socket.socket, stream: socket.socket) -> None:
+    """Move bytes between gRPC's socket and a stream until one of them ends, and end both."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    local.setblocking(False)
+    ways = [_Way(loop, *ends, ended.set) for ends in ((local, stream), (stream, local))]
+    try:
+        await ended.wait()
+    finally:
+        for way in ways:
             way.stop()
-        self._local.close()
-        self._loop.call_later(LINGER, self._stream.close)
+        local.close()
+        loop.call_later(LINGER, stream.close)
 
 
 class _Way:
@@ -167,11 +156,7 @@ class Outgoing:
             log.debug("tunnel.ended", peer=self.peer_id, reason="gRPC did not dial it in time")
             self._stream.close()
             return
-        pipe = Pipe(local, self._stream)
-        try:
-            await pipe.wait_ended()
-        finally:
-            pipe.close()
+        await carry(local, self._stream)
 
     async def _accept(self) -> socket.socket:
         """The connection of our own gRPC: any process of this machine can dial the name."""
@@ -199,12 +184,17 @@ class IncomingStream:
         """The key of quotas: its IP address, or the relay, behind which no address is visible."""
         return place_in(self.address)
 
+    def accept(self) -> None:
+        """Let it stay: a call through it came from an admitted peer."""
+        if self.deadline is not None and not self.deadline.expired():
+            self.deadline.reschedule(None)
+
 
 class Pipes:
     """All streams of this node for gRPC, in both directions."""
 
     def __init__(self, streams: Streams, run_id: str) -> None:
-        self._streams = streams
+        self.streams = streams
         self._protocol = protocol_of(run_id)
         self._token = secrets.token_hex(8)
         self._numbers = count(1)
@@ -222,7 +212,7 @@ class Pipes:
         """Carry the streams of others to the gRPC server, from now on; ``server``: the name of its
         abstract unix socket, which may change. Raises LinkLost."""
         self._server = server
-        await self._streams.serve_streams(self._protocol, self._take)
+        await self.streams.serve_streams(self._protocol, self._take)
 
     async def dial(self, peer_id: str, entry_points: Sequence[str]) -> Outgoing:
         """A stream that a peer has taken. Raises LinkLost with the reason if there is none."""
@@ -232,18 +222,9 @@ class Pipes:
         self._outgoing.add(outgoing)
         return outgoing
 
-    async def connected_at(self, peer_id: str) -> tuple[str, ...]:
-        """The addresses of libp2p's connections to a peer."""
-        return await self._streams.connected_at(peer_id)
-
     def incoming(self, name: str) -> IncomingStream | None:
         """The stream behind a caller's unix socket; None: it is not one of ours."""
         return self._incoming.get(name)
-
-    def accept(self, incoming: IncomingStream) -> None:
-        """Let a stream stay: a call through it came from an admitted peer."""
-        if incoming.deadline is not None and not incoming.deadline.expired():
-            incoming.deadline.reschedule(None)
 
     def called_from(self, peer_id: str) -> str:
         """The address of the newest stream that a peer has opened to us; empty if there is none."""
@@ -268,22 +249,20 @@ class Pipes:
                 try:
                     return await self._connect(peer_id, entry_points)
                 except TimeoutError:
-                    if self._of(peer_id) or any(
-                        outgoing.is_open and outgoing.peer_id == peer_id
-                        for outgoing in self._outgoing
-                    ):
+                    ours = [it for it in self._outgoing if it.is_open and it.peer_id == peer_id]
+                    if ours or self._of(peer_id):
                         raise
                 # The connection may be dead, which libp2p takes half a minute to notice. No stream
                 # of ours uses it.
-                await self._streams.disconnect(peer_id)
+                await self.streams.disconnect(peer_id)
                 return await self._connect(peer_id, entry_points)
         except TimeoutError:
             raise LinkLost("did not answer in time") from None
 
     async def _connect(self, peer_id: str, entry_points: Sequence[str]) -> OpenStream:
-        await self._streams.connect(peer_id, entry_points, OPEN_DEADLINE)
+        await self.streams.connect(peer_id, entry_points, OPEN_DEADLINE)
         async with asyncio.timeout(ANSWER_DEADLINE):
-            stream = await self._streams.open_stream(peer_id, self._protocol, OPEN_DEADLINE)
+            stream = await self.streams.open_stream(peer_id, self._protocol, OPEN_DEADLINE)
             try:
                 if not await _is_taken(stream.socket):
                     raise LinkLost("does not take the stream: it has no room, or left the run")
@@ -298,12 +277,8 @@ class Pipes:
         incoming = IncomingStream(stream.peer_id, stream.address)
         # libp2p lets anybody open streams, so they are bounded before a task begins.
         free = MAX_INCOMING - len(self._incoming)
-        if (
-            self._closed
-            or len(self._of(stream.peer_id)) >= MAX_OF_PEER
-            or free <= 0
-            or not self._shares.has_room(incoming.place, free)
-        ):
+        is_full = free <= 0 or not self._shares.has_room(incoming.place, free)
+        if self._closed or is_full or len(self._of(stream.peer_id)) >= MAX_OF_PEER:
             self.refused += 1
             stream.socket.close()
             return
@@ -313,23 +288,22 @@ class Pipes:
         self._tasks.start(self._serve(name, incoming, stream.socket))
 
     async def _serve(self, name: str, incoming: IncomingStream, stream: socket.socket) -> None:
-        local, pipe = socket.socket(socket.AF_UNIX), None
         try:
             async with asyncio.timeout(UNACCEPTED) as incoming.deadline:
-                local.setblocking(False)
-                local.bind(f"\0{name}")
-                await asyncio.get_running_loop().sock_connect(local, f"\0{self._server()}")
-                pipe = Pipe(local, stream)
-                await pipe.wait_ended()
+                local = socket.socket(socket.AF_UNIX)
+                try:
+                    local.setblocking(False)
+                    local.bind(f"\0{name}")
+                    await asyncio.get_running_loop().sock_connect(local, f"\0{self._server()}")
+                except BaseException:
+                    local.close()
+                    stream.close()
+                    raise
+                await carry(local, stream)
         except (OSError, TimeoutError) as error:
             reason = str(error) or "no call was accepted"
             log.debug("tunnel.ended", peer=incoming.peer_id, reason=reason)
         finally:
-            if pipe is not None:
-                pipe.close()
-            else:
-                stream.close()
-            local.close()
             self._shares.give_back(incoming.place)
             del self._incoming[name]
 

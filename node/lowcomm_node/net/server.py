@@ -262,8 +262,7 @@ class ExchangeService:
         if origin.incoming is None:
             return self._gatekeeper.caller(metadata)
         peer = self._gatekeeper.tunneled(origin.incoming.peer_id, metadata)
-        assert self._pipes is not None
-        self._pipes.accept(origin.incoming)
+        origin.incoming.accept()
         return peer
 
 

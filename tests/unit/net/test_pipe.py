@@ -16,7 +16,7 @@ from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net import peer_channel, pipe
 from lowcomm_node.net.control import OpenStream
-from lowcomm_node.net.pipe import Pipe, Pipes, protocol_of
+from lowcomm_node.net.pipe import Pipes, carry, protocol_of
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 
@@ -31,7 +31,8 @@ async def test_every_byte_comes_in_order_however_slowly_it_is_taken():
     (near, local), (stream, far) = socket.socketpair(), socket.socketpair()
     for one in (near, local, stream, far):
         one.setblocking(False)
-    moved = Pipe(local, stream)
+    moved = asyncio.create_task(carry(local, stream))
+    await asyncio.sleep(0)
     for source, sink in ((near, far), (far, near)):
         sent = bytes(range(256)) * 2**13
         sending = asyncio.create_task(loop.sock_sendall(source, sent))
@@ -41,8 +42,7 @@ async def test_every_byte_comes_in_order_however_slowly_it_is_taken():
         await sending
         assert got == sent
     near.shutdown(socket.SHUT_WR)
-    await soon(moved.wait_ended())
-    moved.close()
+    await soon(moved)
     near.close()
     far.close()
 
