@@ -42,11 +42,8 @@ from lowcomm_protocol.peers.probes import (
     read_seen,
 )
 
-CONNECT_DEADLINE = 6.0
-LOOK_DEADLINE = 6.0
-KEEP_DEADLINE = 20.0
-DIAL_BACK_DEADLINE = 40.0
-"""Seconds: others may be served first, and each call takes a few."""
+CONNECT_DEADLINE, LOOK_DEADLINE, KEEP_DEADLINE, DIAL_BACK_DEADLINE = 6.0, 6.0, 20.0, 40.0
+"""Seconds. For calls back others may be served first, and each takes a few."""
 DIAL_DEADLINE = 5.0
 """Seconds for TCP and TLS, or QUIC: the second SYN goes out after one, the third after three."""
 MAX_STREAMS = 64
@@ -71,11 +68,10 @@ Keep = Callable[[str, str | None], Awaitable[Keeping]]
 
 
 class Asker:
-    """A stream of probes, as a context manager."""
+    """A stream of probes, as a context manager, for one question after the other."""
 
     def __init__(self, stream: OpenStream) -> None:
         self._stream = stream
-        self._asking = asyncio.Lock()
         self.address = stream.address
         """Where we see the other end, as a multiaddress."""
 
@@ -127,16 +123,15 @@ class Asker:
         return read_kept((await self._ask(pb.Probe(keep=keep), "kept", KEEP_DEADLINE)).kept)
 
     async def _ask(self, probe: pb.Probe, wanted: str, seconds: float) -> pb.Probed:
-        async with self._asking:
-            try:
-                async with asyncio.timeout(seconds):
-                    await send_message(self._stream.socket, probe.SerializeToString())
-                    data = await read_message(self._stream.socket, MAX_MESSAGE)
-            except BaseException as error:
-                self.close()  # a late answer would be taken for that to the next question
-                if isinstance(error, TimeoutError):
-                    raise LinkLost(f"did not answer within {seconds:.0f} s") from None
-                raise
+        try:
+            async with asyncio.timeout(seconds):
+                await send_message(self._stream.socket, probe.SerializeToString())
+                data = await read_message(self._stream.socket, MAX_MESSAGE)
+        except BaseException as error:
+            self.close()  # a late answer would be taken for that to the next question
+            if isinstance(error, TimeoutError):
+                raise LinkLost(f"did not answer within {seconds:.0f} s") from None
+            raise
         probed = read_probed(data, wanted)
         if probed.WhichOneof("kind") == "refused":
             raise LinkLost(in_words(probed.refused))

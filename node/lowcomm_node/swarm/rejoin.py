@@ -134,9 +134,9 @@ class Rejoin(Watchdog):
             return 0.1
         if plan.knock:
             await self._knock(plan.knock)
-        if self._publish is not None and self.must_publish:
+        if self._publish is not None and self.must_publish and self.connected:
             await self._publish()
-            self.published()
+            self.must_publish = False
         if plan.read_back and self._record is not None:
             held = await self._discovery.held_by_others(*self._record, newest=False)
             self.read_back(held is not None)

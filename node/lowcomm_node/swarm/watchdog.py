@@ -9,16 +9,12 @@ monotonic) and observations are arguments.
 An *entry point* is a peer at which the swarm can be entered: named by the owner, met, or
 remembered.
 
-- An entry point that answers is knocked at every HEARTBEAT seconds, a silent one with growing
-  pauses.
+- One that answers is knocked at every HEARTBEAT seconds, a silent one with growing pauses.
 - Named ones are always knocked at. Others only while fewer than WANTED answer, or if the DHT no
-  longer lists them although they did not say goodbye: the DHT may have split, and an answer joins
-  the halves.
+  longer lists them without a goodbye: it may have split, and an answer joins the halves.
 - A peer that answers for the first time after a silence may have forgotten us: we publish again.
-- When an address of ours is gone, so are the connections that use it. They do not notice, so p2pd
-  is restarted.
-- p2pd waits with growing pauses between two dials. If no peer answers and none is connected, a new
-  p2pd dials at once.
+- When an address of ours is gone, so are the connections that use it, unnoticed: p2pd is restarted.
+- If no peer answers and none is connected, a new p2pd dials at once, as the old one would not.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,8 +25,7 @@ from time import monotonic
 from lowcomm_node.system.logs import Event
 
 HEARTBEAT = 10.0
-FIRST_PAUSE = 2.0
-LONGEST_PAUSE = 30.0
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
 """Seconds between two knocks at a silent named entry point: the first and the longest pause."""
 LONGEST_ASIDE = 600.0
 """The longest pause for the others while any answers."""
@@ -38,23 +33,18 @@ WANTED = 2
 """Entry points that must answer before others are left alone."""
 AT_ONCE = 4
 """Entry points that are knocked at together, besides the named ones."""
-MISSING_AFTER = 20.0
-"""Seconds before a peer that the DHT no longer lists is knocked at."""
-MISSED_FOR = 3600.0
-"""Seconds after which it no longer is."""
+MISSING_AFTER, MISSED_FOR = 20.0, 3600.0
+"""Seconds from and to which a peer that the DHT no longer lists is knocked at."""
 LOST_AFTER = 2.5 * HEARTBEAT
 """Seconds without an answer after which we are not connected."""
 READ_BACK = 15.0
 """Seconds between two checks whether others have our record."""
 UNLISTED_AFTER = 2
 """Failed checks in a row."""
-RESTART_AFTER = 30.0
+RESTART_AFTER, LONGEST_RESTART = 30.0, 120.0
 """Seconds without an answer before p2pd is restarted; doubled after each restart."""
-LONGEST_RESTART = 120.0
-"""p2pd itself would wait up to five minutes between two dials."""
-MAX_ENTRY_POINTS = 64
-MAX_ADDRESSES = 4
-"""Of one entry point."""
+MAX_ENTRY_POINTS, MAX_ADDRESSES = 64, 4
+"""Addresses: of one entry point."""
 MAX_SHOWN = 16
 """Entry points in ``status``."""
 
@@ -212,7 +202,8 @@ class Watchdog:
         self._ever_connected = False
         self._unheld = 0
         """Checks in a row that did not find our record at others."""
-        self._must_publish = False
+        self.must_publish = False
+        """Whether others may lack our records."""
         self._restart_after = RESTART_AFTER
         self._is_cut = False
         """Whether an address of ours is gone since p2pd was started."""
@@ -260,7 +251,7 @@ class Watchdog:
         entry, now = self.entries.get(peer_id), self._clock()
         if entry is None:
             return
-        self._must_publish |= not entry.answers
+        self.must_publish |= not entry.answers
         if not self.connected:
             self._since = now
         entry.answers, entry.answered, entry.failures, entry.reason = True, now, 0, ""
@@ -281,7 +272,7 @@ class Watchdog:
     def read_back(self, held: bool) -> None:
         """Note whether others have our record."""
         self._unheld = 0 if held else self._unheld + 1
-        self._must_publish |= not held
+        self.must_publish |= not held
         if self._unheld == UNLISTED_AFTER:
             self._since = now = self._clock()
             for entry in self.entries.values():
@@ -297,7 +288,7 @@ class Watchdog:
             return False
         # An additional address breaks no connection.
         self._is_cut |= bool(before - self._ours - set(held))
-        self._must_publish = True
+        self.must_publish = True
         self._try_all()
         return True
 
@@ -307,10 +298,6 @@ class Watchdog:
             self._restart_after = min(2 * self._restart_after, LONGEST_RESTART)
         self._is_cut = False
         self._try_all()
-
-    def published(self) -> None:
-        """Note that our records were published."""
-        self._must_publish = False
 
     def _try_all(self) -> None:
         self._restarted = now = self._clock()
@@ -324,11 +311,6 @@ class Watchdog:
         """Whether any entry point answers."""
         since = self._clock() - LOST_AFTER
         return any(entry.answers and entry.answered > since for entry in self.entries.values())
-
-    @property
-    def must_publish(self) -> bool:
-        """Whether others may lack our records, and can be reached."""
-        return self._must_publish and self.connected
 
     def plan(self, isolated: bool = False) -> Watch:
         """What to do now; ``isolated``: p2pd has no connection at all."""
@@ -404,18 +386,12 @@ class Watchdog:
         )
 
     def _shown(self) -> list[EntryPointState]:
-        shown = [
-            entry
-            for entry in self.entries.values()
-            if entry.named or entry.failures or self._is_wanted(entry)
-        ]
+        shown = [it for it in self.entries.values() if it.failures or self._is_wanted(it)]
         return sorted(shown, key=lambda entry: (not entry.named, not entry.answers))[:MAX_SHOWN]
 
     def _due(self) -> list[EntryPointState]:
         now = self._clock()
-        due = [
-            entry for entry in self.entries.values() if entry.due <= now and self._is_wanted(entry)
-        ]
+        due = [it for it in self.entries.values() if it.due <= now and self._is_wanted(it)]
         # First those that answer, to keep them alive; then those missed, then the least tried,
         # newest first.
         due.sort(key=lambda it: (not it.answers, not it.missing, it.failures, -it.seen))

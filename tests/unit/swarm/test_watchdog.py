@@ -51,9 +51,9 @@ class World:
                 self.dog.answered(peer_id)
             else:
                 self.dog.silent(peer_id, "connection refused")
-        if self.dog.must_publish:
+        if self.dog.must_publish and self.dog.connected:
             self.published.append(self.now)
-            self.dog.published()
+            self.dog.must_publish = False
         if plan.read_back:
             self.dog.read_back(self.held)
         if self.listed is not None:
