@@ -1,17 +1,13 @@
 """Whom to meet: the order of candidates, and whether to accept an offer, with the reason.
 
-All peers whose views are equal draw the same permutation: it sorts the hashes of peer ids. Peers
-whose views differ in one peer still agree on the order of the rest. Groups are consecutive slices
-of a permutation of the live roster. In pairs a strategy (``sync.pairing``) draws the partner:
+All peers whose views are equal draw the same permutation: it sorts the hashes of peer ids. Groups
+are consecutive slices of it. In pairs a strategy (``sync.pairing``) draws the partner:
 
     hypercube   one permutation for a cycle of log2(n) rounds. In round r of a cycle the peer at
                 place k meets the one at place ``k xor 2**r``. After a cycle everybody has met,
                 directly or through others, the weights of all (exactly, where n is a power of two)
     random      a permutation for each round: its first peer meets the second, the third the fourth
                 (NoLoCo, section 3)
-
-To add one, write a `Pairing` and a line in ``spec.names.PAIRINGS``; another package calls
-``PAIRINGS.register``.
 """
 
 from abc import ABC, abstractmethod

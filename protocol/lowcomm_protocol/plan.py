@@ -2,11 +2,8 @@
 
 A fragment plan says which rows of which tensors travel together (Streaming DiLoCo, 2501.18512). It
 depends only on names, shapes, roles and their order, so every peer makes the same one and compares
-digests.
-
-The swarm step is one Lamport-style clock for the schedule of the whole run: ``step += 1`` for every
-own inner step; on every merge ``step = max(own, partner's)``. The learning rate, the sync points
-and the end of the run follow it, so a late or slow peer is on the schedule of those it meets.
+digests. The swarm step is one Lamport-style clock for the schedule of the whole run: ``step += 1``
+for every own inner step; on every merge ``step = max(own, partner's)``.
 """
 
 import hashlib

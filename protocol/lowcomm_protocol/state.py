@@ -1,22 +1,14 @@
 """A replica's state for peers that copy it: pieces, each with its digest, and the manifest that
-lists them.
+lists them (docs/protocol.md).
 
-Replicas are close to each other, not equal, so what one value of the model needs must come from one
-peer: fast weight, slow weight, outer momentum and moments. What other values need may come from
-others. So a piece is a range of values of one fragment, in the order of the plan, with all their
-vectors. It has these, one after the other, as little-endian float32:
+What one value of the model needs must come from one peer, so a piece is a range of values of one
+fragment with all their vectors, one after the other, as little-endian float32: fast weights, slow
+weights, outer momentum, first moments, second moments (left out for values that Muon moves), and
+for modulo codecs the range of each block of 256.
 
-    theta       fast weights
-    phi         slow weights
-    delta       outer momentum
-    first       AdamW's exp_avg, Muon's momentum
-    second      AdamW's exp_avg_sq; left out for values that Muon moves
-    ranges      of modulo codecs: for each block of 256 values what they have learned; else none
-
-A manifest has the run, the step and the digest of each piece of one snapshot. Its SHA-256 names the
-snapshot. Pieces of several snapshots make one state if these are of one version: their swarm steps
-are close enough for merges to heal the difference, and, if slow weights are equal in the whole
-swarm, they are equal here too, fragment by fragment.
+Pieces of several snapshots make one state if these are of one version: their swarm steps are close
+enough for merges to heal the difference, and where slow weights are equal in the whole swarm, they
+are equal here too, fragment by fragment.
 """
 
 from collections.abc import Sequence

@@ -1,52 +1,13 @@
 """Codecs of blocks: 256 values behind a scale, each block coded by itself.
 
-A codec has four loops over whole blocks (`Kernels`). `BlockCodec` cuts vectors for them: a last
-block that is shorter is coded with zeros behind its values, and those are cut off again. Blocks
-stand one after the other. A block with a scale below 2**-100 is all zero bytes. ``count`` is 256,
-and less only in the last block.
+docs/codecs.md has the layout of each. `BlockCodec` cuts vectors for the loops over whole blocks
+(`Kernels`): a last block that is shorter is coded with zeros behind its values, and those are cut
+off again. ``count`` is 256, and less only in the last block.
 
-**int8**: ``4 + count`` bytes a block, a scale of absmax / 127::
-
-    byte 0 .. 3          scale, IEEE 754 binary32, little-endian: 0,
-                         or from 2**-100 to 66052 * 2**105
-    byte 4 .. 4+count-1  codes, two's complement, -127 .. 127 (-128 is never written and refused)
-
-    value = code * scale
-
-The scale is absmax / 127 rounded to 17 significant bits. So the product is exact in float32, and
-coding decoded values again gives the same bytes. Codes are nearest, ties to even.
-
-**e3m0**: ``4 + ceil(count / 2)`` bytes a block, a scale of absmax / 16; 1 sign bit and 3 exponent
-bits a value (Streaming DiLoCo, 2501.18512)::
-
-    byte 0 .. 3   scale, IEEE 754 binary32, little-endian: 0, or from 2**-100 to
-                  (largest float32) / 16
-    byte 4 + i    low nibble (bits 0-3): value 2*i;
-                  high nibble (bits 4-7): value 2*i+1, or 0 after an odd end
-
-    nibble: bit 3 is the sign, bits 0-2 are the exponent code e
-    magnitude = 0 for e = 0, else scale * 2**(e - 3):  {0, .25, .5, 1, 2, 4, 8, 16} * scale
-
-The nearest magnitude is taken; a tie goes to the larger one. Zero has no sign: nibble 8 is never
-written and refused.
-
-**q2**: ``2 + ceil(count / 4)`` bytes a block; a sign and one of two magnitudes a value::
-
-    byte 0 .. 1   scale, bf16, little-endian: 0, or from 2**-100 to 146 * 2**119
-    byte 2 + i    values 4*i .. 4*i+3, 2 bits each, the first in the lowest bits;
-                  0 after the last value
-
-    2 bits: the high one is the sign, the low one says which magnitude
-    magnitude = scale for 0, 3.5 * scale for 1
-
-The nearest magnitude is taken; a tie goes to the larger one. Zero counts as positive. The scale is
-fitted in three rounds of Lloyd's algorithm: at first values above the mean magnitude take the outer
-level, then each takes the nearest, and the scale is that of least squares. It is summed in integers
-and rounded to float32 and then to bf16, nearest even. If all values would take the outer level, the
-scale is their mean. So coding decoded values again gives the same bytes: the mean lies between the
-levels, and the fit is exact. Of a Gaussian 0.117 of the mean square is lost: the least that four
-levels can do (Max, 1960) within 1 %. Heavier tails lose less with a ratio of 3.5 than with the
-Gaussian's 3.34.
+int8's scale is rounded to 17 bits, so the product with a code is exact in float32. q2's scale is
+fitted in three rounds of Lloyd's algorithm, or is the mean if all values would take the outer
+level. So coding decoded values again gives the same bytes. Of a Gaussian q2 loses 0.117 of the mean
+square: the least that four levels can do (Max, 1960) within 1 %.
 """
 
 from typing import Any, ClassVar

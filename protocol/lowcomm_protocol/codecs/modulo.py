@@ -1,42 +1,15 @@
 """modN: lattice points modulo 2**bits, for pairs whose vectors are close to each other.
 
-The sender counts its values in steps, ``k = floor(value / step + 0.5)``, and sends the remainder
-``k mod 2**bits``. The receiver takes the lattice point with that remainder that lies nearest to its
-own value. So absolute values travel in few bits as long as the peers differ by less than ``2**(bits
-- 1)`` steps. Both ends know the sender's lattice points exactly, so both compute the same mean.
-Quantizing modulo a lattice goes back to Davies et al., 2002.09268.
+The sender counts its values in steps and sends the remainders; the receiver takes the lattice point
+with that remainder that lies nearest to its own value. So absolute values travel in few bits as
+long as the peers differ by less than ``2**(bits - 1)`` steps. Both ends know the sender's lattice
+points exactly, so both compute the same mean (Davies et al., 2002.09268). docs/codecs.md has the
+layout, the hash, and how a block that wrapped is sent again.
 
-Layout, for blocks of 256 values (the last may be shorter), one after the other::
-
-    byte 0          step code c: 0, or step = 2**(k // 4 - 40) * 2**((k % 4) / 4), k = c - 1
-    byte 1 .. 3     low 24 bits of the hash of its lattice points, little-endian; 0 for c = 0
-    then            c = 0: its values as bf16, little-endian
-                    c > 0: its remainders, in 8 rows of ceil(count / 8), padded with zeros
-    after all       8 bytes: check over the hashes of all blocks, little-endian
-
-Remainders of ``bits`` bits fill whole bytes in groups of g rows: g = 8, 2, 4, 1 for 3, 4, 6, 8
-bits. The remainders of a group that stand one below the other make a word, the first row in its
-lowest bits. A group is written byte by byte: the lowest bytes of all its words, then the next ones.
-So rows are read and written at once, as vectors. A block stands whole behind its header: blocks can
-be sent when they are coded, and decoded when they come.
-
-A block that wrapped (a hash that does not match) is asked for again. Its remainders are the lowest
-digits of its lattice points in base ``2**bits``; the answer has the next ones, as many as the
-points need, or the block as bf16 where that takes fewer bytes::
-
-    for each block  byte 0      number of digits d; 0: the values as bf16 follow
-                    then        d times: digits, laid out as remainders are
-    after all       8 bytes     check over the hashes of all blocks but those that came as bf16 now
-
-A point of d digits after the first is the number of ``(d + 1) * bits`` bits with a sign (two's
-complement). So the ends agree unless 64 bits collide. Steps come from
-the range of differences that this peer has seen in a block: ``step = 2 * MARGIN * range /
-2**bits``. A block with no known range, or one whose range is as large as its largest value, goes as
-bf16, which keeps a range that is too large from making itself larger.
-
-Before the first exchange no range is known, and in the next few it grows with the learning rate. A
-peer that is told how far its own values have moved since the last exchange (``expect``) provides
-for that much in the first exchanges: the others have moved about as far.
+Steps come from the range of differences that this peer has seen in a block. A block with no known
+range, or one whose range is as large as its largest value, goes as bf16, which keeps a range that
+is too large from making itself larger. A peer that knows how far its own values have moved
+(``expect``) provides for that much in its first exchanges: the others have moved about as far.
 """
 
 from collections.abc import Callable

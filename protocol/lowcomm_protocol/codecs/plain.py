@@ -1,15 +1,4 @@
-"""Codecs without scales. NaN and infinity are refused on both sides.
-
-**fp32**: the values as they are, ``4 * numel`` bytes::
-
-    byte 4*i .. 4*i+3    value i, IEEE 754 binary32, little-endian
-
-**bf16**: the upper half of every float32, rounded to nearest, ties to even, ``2 * numel`` bytes. A
-value that would round to infinity is refused::
-
-    byte 2*i       value i, low byte:  last exponent bit, then 7 mantissa bits
-    byte 2*i+1     value i, high byte: sign, then 7 exponent bits
-"""
+"""Codecs without scales: fp32 and bf16 (docs/codecs.md). NaN and infinity are refused on both sides."""
 
 from typing import Any
 

@@ -8,16 +8,10 @@
     commit    these shards are applied: keeps their coding errors for the next time; without it
               nothing has happened
 
-Both legs are lossy, so with ``feedback`` a coder has two residuals: what coding has lost of our
-contributions, and what it has lost of the means that we sent as an owner. Each is added to what is
-coded next (error feedback: Seide et al., 1-bit SGD, Interspeech 2014; Karimireddy et al.,
-1901.09847).
-
-A residual does not run away. What a codec sends is nearer to the values of a block than zeros are,
-and that alone bounds it. Beyond that, in each block of 256, counted from the start of its range, a
-residual stays within 16 times the largest value that was given there (and 2**126): what is more is
-dropped. Where the sum would exceed 2**127 a value goes without its residual, so what can be coded
-without feedback can be coded with it. An error that is not finite becomes 0.
+With ``feedback`` a coder has two residuals: what coding has lost of our contributions, and of the
+means that we sent as an owner. Each is added to what is coded next (error feedback: Seide et al.,
+Interspeech 2014; Karimireddy et al., 1901.09847), within bounds (docs/codecs.md), so what can be
+coded without feedback can be coded with it.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,17 +1,11 @@
-"""Admission to a run, as its specification says.
+"""Admission to a run, as its specification says: any peer, the peers that it names, or peers with a
+claim on an invite of its creator. The creator is always admitted, removed peers never are.
 
-    open     any peer
-    list     the peers that it names
-    invite   a peer with a claim on an invite of its creator (invites.py)
-
-The creator is always admitted, and removed peers (removals.py) never are.
-
-**The uses of an invite** can't be counted by a single peer, so all peers follow one rule: of all
-known claims on an invite, the earliest count, by (time of claim, peer id), as many as it has uses.
-A peer's set of them depends only on the claims it has heard, not on their order, so peers that have
-heard the same claims decide the same; and no more than ``uses`` are ever kept. The limit
-(docs/run.md): the holder of a token chooses the time of its claim, so it can displace others
-who came by *the same* invite, but never members that came by another.
+**The uses of an invite** can't be counted by a single peer, so all follow one rule: of all known
+claims on an invite, the earliest count, by (time of claim, peer id), as many as it has uses. So
+peers that have heard the same claims decide the same. The holder of a token chooses the time of its
+claim, so it can displace others who came by *the same* invite, but never members that came by
+another (docs/run.md).
 """
 
 from collections.abc import Iterable

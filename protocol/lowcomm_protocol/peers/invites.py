@@ -7,12 +7,9 @@
     any     ── checks both signatures with nothing but the creator's peer id
 
 The secret stays with the holders of the token: an overheard claim is valid for no other peer. The
-name of an invite is its key, as a peer id. Layout of a token: the word ``invite``, then base58
-(with a checksum) of an ``InviteToken``.
-
-Removals are one numbered list, signed by the creator; the highest number holds. It names keys of
-peers and of invites: peers that came by a removed invite are out as well. It has no expiry: a list
-that lapsed would bring everybody back.
+name of an invite is its key, as a peer id. Removals are one numbered list, signed by the creator;
+the highest number holds. It names keys of peers and of invites, and never expires: a list that
+lapsed would bring everybody back.
 """
 
 from dataclasses import dataclass, field

@@ -1,14 +1,5 @@
-"""Probes: a peer asks another how the internet sees it, and how fast its link is.
-
-    asker                                       helper: a bootstrap server, or any peer
-      │ ── look ──────────────────────────────►│
-      │◄── seen: address, time, entry points ──│
-      │ ── dial back: ports, expected peer ───►│ ── a fresh connection to each ──► asker's address
-      │◄── reached? for each ──────────────────│
-      │ ── keep: run ─────────────────────────►│   is this run kept? asked of bootstrap servers
-      │◄── kept, for how long, or why not ─────│
-      │ ── ping ──────────────────────────────►│   many at once, to measure a rate
-      │◄── pong ───────────────────────────────│
+"""Probes: a peer asks a bootstrap server, or any other peer, how the internet sees it, whether its
+ports can be called, whether a run is kept, and how fast its link is.
 
 Only the address that the request comes from is called, at most MAX_TARGETS ports, and the answer
 says only whether the expected peer answered there. So nobody is called without asking, and nobody

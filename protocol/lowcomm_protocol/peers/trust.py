@@ -4,20 +4,16 @@
     0.5  below this it is neither called nor accepted, and its state is not copied
     0    it has just sent what no honest peer sends
 
-**Heavy** deeds are those of no honest peer: a contribution that can't be decoded or is implausible,
-or a protocol violation. One takes the score to 0, and the distance to 1 halves every ``interval``
-steps: so the first costs one interval, and each further one doubles that time. **Light** deeds
-hardly ever happen to honest peers. Each subtracts `LIGHT`, so only several within an interval leave
-a peer out, and for less than an interval.
+**Heavy** offences are those of no honest peer: a contribution that can't be decoded or is
+implausible, or a protocol violation. One takes the score to 0, and the distance to 1 halves every
+``interval`` steps; each further one doubles that time. **Light** offences hardly ever happen to
+honest peers: each subtracts `LIGHT`. A **stumble** is a stream that breaks or stalls, or a norm a
+little beyond the plausible, as of sleeping laptops and bad links: `FORGIVEN` of them in a row cost
+nothing; each further one before an exchange is applied is a light offence.
 
-A **stumble** is a stream that breaks or stalls during an exchange, or a norm a little beyond the
-plausible. Sleeping laptops, busy machines and bad links cause them, so `FORGIVEN` of them in a row
-cost nothing; each further one before an exchange is applied is a light deed.
-
-An applied exchange makes up for a quarter of a heavy deed, and so does time, slowly: an honest peer
-that was unlucky comes back soon, and a liar that behaves well in between is left out longer each
-time. A realignment makes up for nothing: a peer that was left out causes one in each fragment when
-it returns, and it costs the others full precision and their momentum. Time is our own inner steps.
+An applied exchange makes up for a quarter of a heavy offence, and so does time, slowly. A
+realignment makes up for nothing: it costs the others full precision and their momentum. Time is our
+own inner steps.
 """
 
 from collections.abc import Iterator

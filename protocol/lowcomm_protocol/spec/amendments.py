@@ -1,16 +1,8 @@
-"""Amendments: what the creator of a run changes while it trains.
+"""Amendments: what the creator of a run changes while it trains (docs/specification.md).
 
-An amendment is signed by the creator. It names the run, its own number, the SHA-256 of the
-amendment before it (of the first one: the run id), the swarm step from which it holds, and the
-changed settings. So all amendments of a run form a chain, which peers pass on whole. Of two chains
-the longer one holds.
-
-The settings at a swarm step follow from run, chain and step alone (`SpecTimeline`). Peers on both
-sides of an amendment can still exchange, because the run id, the plan and the codec never change.
-
-A peer follows an amendment as soon as it has the chain and has reached the step. Newcomers and DHT
-nodes have no swarm step of their own. They decide who may join by the highest swarm step in the
-records of peers (docs/specification.md).
+All amendments of a run form a signed chain, which peers pass on whole. Of two chains the longer one
+holds. The settings at a swarm step follow from run, chain and step alone (`SpecTimeline`). Peers on
+both sides of an amendment can still exchange: the run id, the plan and the codec never change.
 """
 
 import json

@@ -2,19 +2,9 @@
 
 A document is JSON: keys sorted, no spaces, UTF-8, numbers as Python writes them. Its bytes are the
 truth: the signature is over them, their SHA-256 is the run id, and they travel and are stored as
-they came.
-
-No release may strand a run that another release has signed:
-
-- The settings of 0.1 are in every document.
-- A setting that came later is in ``ADDED``. A document without it means what releases did that did
-  not know the setting. A document leaves the setting out where it has just this value, so that
-  those releases can still read it.
-- A setting that this release does not know ends the reading with the advice to upgrade, unless the
-  document lists its name in ``optional`` (``sync.pairing``, or ``rewards`` for a whole section):
-  then a peer that does not know it does without.
-- Bounds on what a creator may choose can be narrowed for new runs only (``run.check_new_run``),
-  never for documents.
+they came. No release may strand a run that another has signed, so the settings of 0.1 are in every
+document, a later one may be missing (``ADDED``), and one that this release does not know ends the
+reading with the advice to upgrade, unless the document lists it in ``optional``.
 """
 
 import json

@@ -1,14 +1,5 @@
 """Sections ``[model]`` of a run by kind: ``transformer`` is our own model, ``transformers`` one of
-the library of that name::
-
-    [model]
-    kind = "transformers"
-    type = "olmo2"
-    vocab = 32000
-    context = 1024
-
-    [model.config]
-    hidden_size = 768
+the library of that name (docs/specification.md).
 
 A specification chooses from a list of types, of keys for each, and of bounds for each key
 (architectures.py). It names no path and no repository, so nothing of it is ever looked up.

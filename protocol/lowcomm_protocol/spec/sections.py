@@ -3,10 +3,6 @@
 A specification comes from strangers, so nothing in it can name a file, a module or an address: it
 can only choose from what is listed here and in the tables of names.py. A new setting needs a line
 in ``document.ADDED``: what a run means that was signed before the setting existed.
-
-``[start]`` pins the files of weights that a run begins with by size and digest, whoever they come
-from. A file travels in pieces of ``PIECE_BYTES``; the last one is shorter. ``pieces`` pins the list
-of their digests, so that one wrong piece is found as soon as it has come.
 """
 
 from collections.abc import Container, Mapping, Sequence
