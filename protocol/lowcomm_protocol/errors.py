@@ -53,10 +53,7 @@ class What(StrEnum):
 
 
 class Refusals:
-    """Counts refusals by reason, for ``status``.
-
-    Only counts are kept, never what was refused, so a flood of refusals costs no memory.
-    """
+    """Counts refusals by reason, for ``status``; a flood of them costs no memory."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[What, Reason]] = Counter()
@@ -89,11 +86,7 @@ def in_words(reason: str) -> str:
 
 
 class LowcommError(Exception):
-    """Any error that lowcomm raises on purpose. The message names the thing, the value and the
-    remedy.
-
-    ``reason``: how a refusal for it is counted.
-    """
+    """Any error that lowcomm raises on purpose; ``reason``: how a refusal is counted."""
 
     reason = Reason.MALFORMED
 
@@ -138,8 +131,7 @@ class CodecError(LowcommError):
 
 
 class ImplausibleError(LowcommError):
-    """A contribution that is valid but not what honest peers send; ``deed``: charged to its
-    sender."""
+    """A valid contribution that no honest peer sends; ``deed``: charged to its sender."""
 
     def __init__(self, message: str, deed: Offence | None = Offence.HEAVY) -> None:
         super().__init__(message)
@@ -147,10 +139,7 @@ class ImplausibleError(LowcommError):
 
 
 class ProtocolViolation(LowcommError):
-    """A peer did what the protocol does not allow.
-
-    The message goes to logs, the journal and the peer, so it quotes nothing of what came.
-    """
+    """A peer did what the protocol does not allow; the message quotes nothing of it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message[:MAX_REASON])

@@ -24,8 +24,7 @@ _SMALL_Y = frozenset(
     for root in (0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,)
     for number in (0, 1, -1, root, -root)
 )
-"""y of all points of the curve of order 1, 2, 4 or 8 (RFC 8032, section 5.1): anybody can sign for
-such a key, without its private key."""
+"""y of all points of order 1, 2, 4 or 8 (RFC 8032, 5.1): anybody can sign for such a key."""
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")
 # Protobuf of libp2p: key_type = Ed25519, data = 64 bytes
 _PRIVATE_KEY_PREFIX = bytes.fromhex("08011240")
@@ -89,8 +88,7 @@ def peer_id_of(public_key: bytes) -> str:
 
 
 def check_key(public_key: bytes) -> None:
-    """Raise SignatureError for an Ed25519 public key that proves nothing: small order, or not
-    canonical."""
+    """Raise SignatureError for a public key of small order, or one that is not canonical."""
     y = int.from_bytes(public_key, "little") & (2**255 - 1)
     if y >= _FIELD or y in _SMALL_Y:
         raise SignatureError(
@@ -99,10 +97,7 @@ def check_key(public_key: bytes) -> None:
 
 
 def public_key_of(peer_id: str) -> bytes:
-    """The Ed25519 public key (32 bytes) inside a peer id.
-
-    Raises SignatureError if there is none, or it proves nothing.
-    """
+    """The Ed25519 public key (32 bytes) inside a peer id. Raises SignatureError."""
     try:
         if len(peer_id) > 64:
             raise ValueError

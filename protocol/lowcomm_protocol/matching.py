@@ -75,12 +75,10 @@ class Offer:
     version: int
     slow_digest: bytes
     seconds: int = 0
-    """That it needs: to the end of a step, for coding, and for contents at the rates which its
-    owner allows or its line has."""
+    """Needed to the end of a step, for coding, and for contents within the limits of its line."""
     momentum_digest: bytes = b""
     previous: tuple[bytes, ...] = ()
-    """In a group: `state_mark` of what it held before each of its last outer steps, the oldest
-    first. It can hand over those steps."""
+    """In a group: `state_mark` before each of its last outer steps, the oldest first."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +133,7 @@ class Pairing(ABC):
 
 
 class Candidates(Sequence[str]):
-    """The partner, then everybody else in an order of ``me`` alone, which is drawn when it is asked
-    for."""
+    """The partner, then everybody else in an order of ``me`` alone, drawn on demand."""
 
     def __init__(self, meeting: Meeting, me: str, partner: str | None) -> None:
         self._meeting = meeting
@@ -177,9 +174,9 @@ def candidates(
 ) -> Sequence[str]:
     """Whom ``me`` should meet, best first.
 
-    In pairs (``group`` = 2) that is everybody: the partner by ``pairing``, then the others in an
-    order of our own. In larger groups it is the rest of our slice, all of whom take part, and which
-    stays for ``slice_rounds``; a group of 1 meets nobody.
+    In pairs (``group`` = 2) the partner by ``pairing``, then the others in an order of our own. In
+    larger groups the rest of our slice, which stays for ``slice_rounds``; a group of 1 meets
+    nobody.
     """
     meeting = Meeting(seed, fragment, round_, frozenset((me, *peers)))
     if group == 2:
@@ -210,21 +207,15 @@ def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:
 
 
 def must_realign(ours: Offer, others: Iterable[Offer]) -> bool:
-    """Whether slow weights that should be equal are not.
-
-    Every member sees it alike, in the offers of all.
-    """
+    """Whether slow weights differ that should be equal; every member sees it alike."""
     return any(theirs.slow_digest != ours.slow_digest for theirs in others)
 
 
 def keeps_momentum(ours: Offer, others: Iterable[Offer]) -> bool:
-    """Whether a realignment leaves the outer momentum as it is: all members say that theirs is the
-    same.
+    """Whether a realignment leaves the outer momentum as it is: all say that theirs is the same.
 
-    Only then do they hold equal bits afterwards, as they must. That is so where slow weights came
-    apart by rounding, or in a few values: the momentum sums what everybody received alike. Where
-    somebody has missed an outer step it differs, nobody could make it equal without sending it, and
-    so all begin anew from zeros.
+    Only then do they hold equal bits afterwards. Where somebody has missed an outer step it
+    differs, and so all begin with zeros.
     """
     return bool(ours.momentum_digest) and all(
         theirs.momentum_digest == ours.momentum_digest for theirs in others
@@ -232,11 +223,9 @@ def keeps_momentum(ours: Offer, others: Iterable[Offer]) -> bool:
 
 
 def steps_ahead(ours: Offer, others: Iterable[Offer], interval: int) -> int:
-    """How many inner steps longer than we the others have trained since they last synced this
-    fragment, as they claim.
+    """How many inner steps longer the others have trained since their last sync, as they claim.
 
-    A merge that only one of both has taken moves its slow weights, too: it counts as half an
-    interval.
+    A merge that only one of both has taken counts as half an interval: slow weights moved.
     """
     return max(
         (
@@ -274,10 +263,7 @@ class Hypercube(Pairing):
 
 
 def mirrored(line: PeerOrder, me: str, bit: int) -> str | None:
-    """The peer across ``bit`` from ``me``.
-
-    Those who have none there make pairs among themselves, in order.
-    """
+    """The peer across ``bit`` from ``me``; those who have none there make pairs, in order."""
     place = line.places[me]
     if place ^ bit < len(line.peers):
         return line.peers[place ^ bit]

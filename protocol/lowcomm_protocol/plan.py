@@ -20,8 +20,7 @@ from typing import Literal, NamedTuple
 from lowcomm_protocol.errors import PlanError
 
 LIMIT = Fraction(5, 4)
-"""A fragment may hold this many times the mean before an embedding or head is split to relieve
-it."""
+"""Largest fragment, in means, before an embedding or head is split."""
 
 EVEN = "even"
 """The pattern that cuts rows and leaves no layer whole; releases before 0.2 do not know it."""
@@ -45,16 +44,12 @@ class Span(NamedTuple):
 Role = Literal["embedding", "block", "norm", "head"]
 
 PLACING: tuple[Role, ...] = ("block", "embedding", "norm", "head")
-"""Layers are placed first, so that the others fill the gaps, and embeddings before heads: they take
-the first room."""
+"""Layers are placed first, so that the others fill the gaps."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of the model.
-
-    Tensors of the same ``storage`` are tied: one memory under several names.
-    """
+    """One tensor of the model; those of the same ``storage`` are tied."""
 
     name: str
     shape: tuple[int, ...]
@@ -98,8 +93,7 @@ class Fragment:
 
 @dataclass(frozen=True)
 class FragmentPlan:
-    """All fragments. ``digest`` is the SHA-256 (hex) of the plan: peers exchange only under the
-    same one."""
+    """All fragments; ``digest``: SHA-256 (hex) of the plan, under which peers exchange."""
 
     fragments: tuple[Fragment, ...]
     pattern: str
@@ -116,9 +110,9 @@ def plan_fragments(tensors: Sequence[TensorSpec], count: int, pattern: str) -> F
 
     ``strided`` gives layer i to fragment i mod count, ``sequential`` gives each fragment a run of
     layers. The embedding goes to the first fragment, norms and the head to the last; one that would
-    make its fragment larger than 1.25 times the mean is split by rows instead. Layers stay whole
-    unless there are fewer layers than fragments: then, and always with ``even``, the model is cut
-    by rows, in the order given. Raises `PlanError`.
+    make its fragment larger than 1.25 times the mean is split by rows. With fewer layers than
+    fragments, and always with ``even``, the model is cut by rows, in the order given. Raises
+    `PlanError`.
     """
     if pattern not in ("strided", "sequential", EVEN):
         raise PlanError(
@@ -143,11 +137,11 @@ def plan_fragments(tensors: Sequence[TensorSpec], count: int, pattern: str) -> F
 
 @lru_cache(maxsize=1024)  # asked at every inner step, and fractions are slow
 def offset(index: int, count: int, interval: int) -> int:
-    """Step at which fragment ``index`` of ``count`` is first due: ``round(interval * (index + 1) /
-    count) % interval``.
+    """Step at which fragment ``index`` of ``count`` is first due: ``round(interval * (index + 1)
+    / count) % interval``.
 
-    For the last one that is 0, where nothing is learned yet: it is first due at ``interval``. Exact
-    for any size; a half is rounded to even, as Python's ``round`` does. Raises `PlanError`.
+    That is 0 for the last one, which is first due at ``interval``. A half is rounded to even.
+    Raises `PlanError`.
     """
     if interval < 1 or not 0 <= index < count:
         raise PlanError(
@@ -158,8 +152,7 @@ def offset(index: int, count: int, interval: int) -> int:
 
 
 def sync_index(step: int, index: int, count: int, interval: int) -> int:
-    """How often fragment ``index`` has come due by ``step``: it is due when this has grown since
-    its last sync.
+    """How often a fragment has come due by ``step``; it is due when this has grown.
 
     ``floor((step - offset) / interval)``, which is -1 before the first time. Raises `PlanError`.
     """
@@ -212,8 +205,7 @@ def _cut_rows(tensors: Sequence[TensorSpec], count: int) -> list[list[Slice]]:
 
 
 def _whole_layers(tensors: Sequence[TensorSpec], count: int, pattern: str) -> list[list[Slice]]:
-    """Share out whole layers, then place the embedding, norms and head, split where they would
-    unbalance."""
+    """Share out whole layers, then place the embedding, norms and head, or split them."""
     homes = _layer_homes(tensors, count, pattern)
     parts: list[list[Slice]] = [[] for _ in range(count)]
     loads = [0] * count
@@ -249,8 +241,7 @@ def _layer_homes(tensors: Sequence[TensorSpec], count: int, pattern: str) -> dic
 
 
 def _digest(fragments: Sequence[Fragment], pattern: str) -> str:
-    """SHA-256 over JSON without spaces: the format's name, the pattern, and every slice in
-    order."""
+    """SHA-256 over JSON: the format's name, the pattern, and every slice in order."""
     rows = [
         [[one.tensor, one.start, one.stop, one.numel] for one in fragment.slices]
         for fragment in fragments
@@ -262,10 +253,7 @@ def _digest(fragments: Sequence[Fragment], pattern: str) -> str:
 
 
 def cut(stacks: Sequence[Stack], count: int) -> list[list[Span]]:
-    """Cut the stacks, read as one column, at the rows nearest to equal sizes.
-
-    No part is empty: ``count`` must be at most the number of rows.
-    """
+    """Cut the stacks, read as one column, at the rows nearest to equal sizes; none is empty."""
     first_row = [0, *accumulate(stack.rows for stack in stacks)]
     first_value = [0, *accumulate(stack.rows * stack.width for stack in stacks)]
     cuts = [0]
@@ -279,8 +267,7 @@ def cut(stacks: Sequence[Stack], count: int) -> list[list[Span]]:
 
 
 def room(loads: Sequence[int], volume: int) -> list[Fraction]:
-    """What each part takes of ``volume`` when it is poured over parts that hold ``loads``: the
-    lowest fill first."""
+    """What each part takes of ``volume`` poured over ``loads``: the lowest fill first."""
     heights = sorted(loads)
     level = Fraction(0)
     for used in range(1, len(heights) + 1):
@@ -291,10 +278,7 @@ def room(loads: Sequence[int], volume: int) -> list[Fraction]:
 
 
 def fill(stack: Stack, left: list[Fraction]) -> list[tuple[int, int, int]]:
-    """Split a stack over the room ``left``, the first part first: (part, start, stop).
-
-    Lowers ``left``.
-    """
+    """Split a stack over the room ``left``, which it lowers: (part, start, stop)."""
     taken: list[tuple[int, int, int]] = []
     row, filled = 0, Fraction(0)
     for part in range(len(left)):
@@ -324,20 +308,14 @@ class FragmentProgress:
     version: int = 0
     """Outer steps applied."""
     merged_steps: int = 0
-    """Own inner steps when the contribution of the last merge was captured: what came later is
-    still to be shared."""
+    """Own inner steps when the contribution of the last merge was captured."""
     merged_tokens: int = 0
     synced: int = -1
-    """Sync index at the last merge, or at the last attempt that found no partner; -1 before the
-    first."""
+    """Sync index at the last merge or fruitless attempt; -1 before the first."""
 
 
 class SyncSchedule:
-    """Which fragments are due at a swarm step.
-
-    The swarm step can jump, so a fragment is due when its sync index has grown since its last sync,
-    not only at the step itself.
-    """
+    """Which fragments are due at a swarm step, which can jump."""
 
     def __init__(self, interval: int, progress: Sequence[FragmentProgress]) -> None:
         self.interval = interval
@@ -350,10 +328,7 @@ class SyncSchedule:
         return len(self._progress)
 
     def due(self, swarm_step: int) -> Iterable[int]:
-        """The fragments that are due, the one that has waited longest first.
-
-        None at swarm step 0, as nothing is learned yet.
-        """
+        """The fragments that are due, the one that has waited longest first; none at step 0."""
         late = [p for p in range(len(self)) if self.due_from(p) <= swarm_step]
         return sorted(late, key=lambda p: self._progress[p].merged_steps)
 
@@ -367,18 +342,15 @@ class SyncSchedule:
         return sync_index(swarm_step, fragment, len(self), self.interval)
 
     def intervals_since(self, fragment: int, steps: int) -> int:
-        """How many intervals of own inner steps lie between the last merge of a fragment and
-        ``steps``, rounded; 1 at least."""
+        """Intervals of own inner steps since the last merge of a fragment, rounded; 1 at least."""
         since = steps - self._progress[fragment].merged_steps
         return max(1, (2 * since + self.interval) // (2 * self.interval))
 
     def least_steps(self, fragment: int, least: int) -> int:
-        """Own inner steps since the last merge of a fragment before another is accepted: ``least``
-        of them.
+        """Own inner steps since the last merge of a fragment before another is accepted.
 
         Before its first merge half of those at which it is first due are enough: it may be due long
-        before ``least``, and who has done half as many as the caller brings progress of a
-        comparable norm.
+        before ``least``.
         """
         if self._progress[fragment].version:
             return least
@@ -397,8 +369,8 @@ class SyncSchedule:
         )
 
     def merged(self, fragment: int, swarm_step: int, steps: int, tokens: int) -> FragmentProgress:
-        """Count a merge at ``swarm_step`` of a contribution captured after ``steps`` own inner
-        steps on ``tokens``."""
+        """Count a merge of a contribution captured after ``steps`` own inner steps on
+        ``tokens``."""
         self.skip(fragment, swarm_step)
         old = self._progress[fragment]
         new = replace(old, version=old.version + 1, merged_steps=steps, merged_tokens=tokens)
@@ -430,9 +402,8 @@ FASTER = 8
 def largest_jump(interval: int, alone: int = 0) -> int:
     """How many swarm steps one peer may be ahead of all others: ten intervals, 200 at least.
 
-    The 200 allow for a short pause. ``alone``: own inner steps since our last merge. Of two peers
-    that an outage has parted, neither has a third that could speak for the other; without this the
-    slower one would refuse the faster one for ever.
+    ``alone``: own inner steps since our last merge: of two peers that an outage has parted, neither
+    has a third that could speak for the other.
     """
     return max(10 * interval, 200, FASTER * alone)
 
@@ -440,7 +411,6 @@ def largest_jump(interval: int, alone: int = 0) -> int:
 def is_supported(claim: int, own: int, others: Iterable[int], max_jump: int) -> bool:
     """Whether ``claim`` of one peer may move our clock: nobody alone can push the swarm ahead.
 
-    ``others`` are the swarm steps that third peers tell of themselves; ``max_jump`` (swarm steps)
-    is what one peer may be ahead of the most advanced of all the others.
+    ``others``: swarm steps of third peers; ``max_jump``: most that one may be ahead of all.
     """
     return claim <= max([own, *others]) + max_jump

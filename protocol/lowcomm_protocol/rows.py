@@ -15,10 +15,9 @@ from lowcomm_protocol.plan import Fragment, Slice
 
 @torch.no_grad()
 def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
-    """Copy a fragment's rows into ``out`` (float32, 1-D, contiguous, ``fragment.numel`` values; any
-    device).
+    """Copy a fragment's rows into ``out``: float32 [numel], contiguous; any device.
 
-    Raises `PlanError`, before anything is written, when a tensor is missing or a size does not fit.
+    Raises `PlanError`, before anything is written, when a tensor is missing or does not fit.
     """
     for rows, part in paired(fragment, tensors, out):
         copy_flat(rows, part)
@@ -26,21 +25,16 @@ def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor], out: torch.T
 
 @torch.no_grad()
 def scatter(fragment: Fragment, vector: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy ``vector`` (float32, 1-D, contiguous, ``fragment.numel`` values; any device) to a
-    fragment's rows.
+    """Copy ``vector`` (float32 [numel], contiguous; any device) to a fragment's rows.
 
-    Raises `PlanError`, before anything is written, when a tensor is missing or a size does not fit.
+    Raises `PlanError` as ``gather`` does.
     """
     for rows, part in paired(fragment, tensors, vector):
         copy_flat(part, rows)
 
 
 def copy_flat(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a tensor into another one of its shape.
-
-    In host memory by NumPy, which takes half the time of torch: it writes large ones past the
-    cache.
-    """
+    """Copy a tensor into another of its shape; in host memory by NumPy, in half of torch's time."""
     alike = source.dtype == target.dtype and source.is_cpu and target.is_cpu
     if alike and source.is_contiguous() and target.is_contiguous():
         np.copyto(_array(target), _array(source))
@@ -55,10 +49,7 @@ def _array(tensor: torch.Tensor) -> Any:
 def paired(
     fragment: Fragment, tensors: Mapping[str, torch.Tensor], vector: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each slice's rows beside its part of the vector, as two views of the same shape.
-
-    Raises `PlanError` as ``gather`` does.
-    """
+    """Each slice's rows beside its part of the vector. Raises `PlanError` as ``gather`` does."""
     if (
         vector.dtype != torch.float32
         or vector.shape != (fragment.numel,)
@@ -80,10 +71,9 @@ def paired(
 def between(
     fragment: Fragment, tensors: Mapping[str, torch.Tensor], start: int, stop: int
 ) -> Iterator[torch.Tensor]:
-    """The values ``[start, stop)`` of a fragment's vector, one tensor's after the other's: 1-D,
-    views where the tensor is contiguous.
+    """The values ``[start, stop)`` of a fragment's vector, one tensor's after the other's.
 
-    Raises `PlanError` when a tensor is missing or a size does not fit.
+    1-D; views of contiguous tensors. Raises `PlanError` as ``gather`` does.
     """
     at = 0
     for part in fragment.slices:

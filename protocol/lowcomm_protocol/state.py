@@ -32,8 +32,7 @@ PIECES = 256
 LEAST_VALUES, MOST_VALUES = 3 * 1024, 192 * 1024
 """values: 60 KiB and 4 MiB with AdamW."""
 Runs = Sequence[tuple[int, bool]]
-"""The slices of a fragment: the number of values, and whether the inner optimizer keeps a second
-moment of them."""
+"""Slices of a fragment: number of values, and whether they have a second moment."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,7 @@ class Piece:
 
 
 def plan_pieces(fragments: Sequence[Runs], ranges: bool) -> tuple[Piece, ...]:
-    """Cut a state: each fragment from its start on, in equal pieces. All peers of a run cut alike.
-
-    ``ranges``: whether the codec is a modulo codec.
-    """
+    """Cut each fragment of a state into equal pieces; ``ranges``: as modulo codecs learn."""
     total = sum(numel for runs in fragments for numel, _ in runs)
     usual = -(-total // PIECES // BLOCK) * BLOCK
     step = min(MOST_VALUES, max(LEAST_VALUES, usual))
@@ -124,10 +120,7 @@ class StateForm:
         slow_digests: Sequence[bytes],
         digests: Sequence[bytes],
     ) -> pb.Manifest:
-        """The manifest of a snapshot.
-
-        ``moments``: steps in the inner optimizer's moments; 0: there are none yet.
-        """
+        """A manifest; ``moments``: steps in the inner optimizer's moments, 0 without any."""
         return pb.Manifest(
             run_id=bytes.fromhex(self.run_id),
             plan=bytes.fromhex(self.plan),
@@ -190,10 +183,7 @@ def name_of(manifest: bytes) -> bytes:
 
 
 def read_manifest(data: bytes, form: StateForm) -> pb.Manifest:
-    """Read an untrusted manifest.
-
-    Raises `ProtocolViolation` if it is not one of this run.
-    """
+    """Read an untrusted manifest. Raises `ProtocolViolation` if it is not of this run."""
     if len(data) > form.largest_manifest:
         raise ProtocolViolation(
             f"a manifest of {len(data)} bytes: at most {form.largest_manifest} are needed"
@@ -250,10 +240,7 @@ class Values(NamedTuple):
 
 
 def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
-    """The vectors of an untrusted piece; views.
-
-    Raises `ProtocolViolation` for values that no training reaches.
-    """
+    """Views of the vectors of an untrusted piece. Raises `ProtocolViolation`."""
     if len(data) != piece.size:
         raise ProtocolViolation(
             f"piece {piece.index} has {len(data)} bytes instead of {piece.size}"

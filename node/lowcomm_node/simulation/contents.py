@@ -22,8 +22,7 @@ ENDLESS = 8
 
 
 class Contents(SimulatedExchange):
-    """What all kinds share: captures and merges at step boundaries, and what is decoded in
-    between."""
+    """Captures and merges at step boundaries, and what is decoded in between."""
 
     peer: SimulatedPeer
 
@@ -38,8 +37,7 @@ class Contents(SimulatedExchange):
 
     @abstractmethod
     def decode(self, other: str, kind: str, data: bytes) -> Any:
-        """Decode contents; the event that follows, if any. Raises CodecError or
-        ImplausibleError."""
+        """Decode contents; the event that follows. Raises CodecError or ImplausibleError."""
 
     @abstractmethod
     def pool(self, effect: events.Apply) -> None:

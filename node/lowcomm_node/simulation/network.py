@@ -27,8 +27,7 @@ class Conditions:
     bandwidth: float = 2.5e6
     """Bytes a second of one peer's uplink to another; 20 Mbit/s."""
     line: tuple[float, float] | None = None
-    """Bytes a second up and down of each peer's line, which all that it sends and receives share;
-    None: every stream has ``bandwidth`` to itself."""
+    """Bytes a second up and down that all traffic of a peer shares; None: no shared line."""
     rates: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     """Bytes a second of single peers, both ways, where it is less than ``bandwidth``."""
     distances: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
@@ -42,8 +41,7 @@ class Receiver(Protocol):
     """An end of a stream."""
 
     def receive(self, stream: "SimulatedStream", kind: str, payload: Any) -> None:
-        """Take in a message; ``kind`` is "closed" when the other end closed the stream or it
-        broke."""
+        """Take in a message; ``kind`` is "closed" when the stream was closed or broke."""
 
 
 @dataclass(eq=False)
@@ -150,11 +148,10 @@ class Network:
         size: int = 0,
         late: float = 0.0,
     ) -> None:
-        """Send a message of ``size`` bytes; it arrives unless the stream is closed or breaks
-        before.
+        """Send a message of ``size`` bytes, unless the stream is closed or breaks before.
 
-        ``late``: seconds that it takes longer than it should; whatever follows in the stream comes
-        after it."""
+        ``late``: more seconds than it should take; whatever follows comes after it.
+        """
         if sender in stream.closed or stream.broken:
             return
         receiver = stream.other(sender)

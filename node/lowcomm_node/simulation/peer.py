@@ -247,8 +247,7 @@ class SimulatedPeer(PeerDriver):
             super().receive(stream, kind, payload)
 
     def _probe(self) -> None:
-        """Call some of the peers that records name and of which there was no sign of life of
-        late."""
+        """Call some of the peers that records name, of which there was no recent sign of life."""
         known = (
             (peer, self.world.places(peer)) for peer in self.world.training() if peer != self.name
         )

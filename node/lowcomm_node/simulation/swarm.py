@@ -74,8 +74,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run; of honest peers that were there at the end. Losses are held-out, in nats
-    a token."""
+    """Outcome of honest peers that were there at the end; losses: held-out, nats a token."""
 
     losses: tuple[float, ...]
     average_loss: float
@@ -151,14 +150,12 @@ class Swarm:
         return there + self._sybils
 
     def places(self, peer: str) -> tuple[str, ...]:
-        """The network that a record names: each honest peer has one of its own, thirty Sybils share
-        one."""
+        """The network that a record names: thirty Sybils share one, honest peers none."""
         kind, _, number = peer.partition("-")
         return (f"sybils-{int(number) // 30}",) if kind == "sybil" else (peer,)
 
     def connected(self, peer: SimulatedPeer) -> set[str]:
-        """Whom the DHT has connected a peer to, besides: of honest peers those before and after
-        it."""
+        """Whom the DHT has connected a peer to: honest peers before and after it."""
         place = self.peers.index(peer)
         return {self.peers[(place + step) % len(self.peers)].name for step in (-1, 1)}
 
@@ -181,8 +178,7 @@ class Swarm:
         ]
 
     def altered(self, peer: SimulatedPeer, content: bytes) -> bytes:
-        """What a peer really sends: a liar may send bytes that decode to no number, or more than it
-        should."""
+        """What a peer really sends: a liar sends bytes of no number, or too many."""
         match self.lie(peer):
             case "nan":
                 return b"\xff" * len(content)
@@ -234,8 +230,7 @@ class Swarm:
         peer.start()
 
     def copy_state(self, peer: SimulatedPeer) -> bool:
-        """Piece by piece from all peers that are where the furthest one is; whether anybody was
-        there."""
+        """Copy pieces from all peers that are where the furthest is; whether there was any."""
         there = list(self.others(peer))
         if not there:
             return False
@@ -280,13 +275,12 @@ def simulate(
     course: SpecTimeline | None = None,
     sybils: int = 0,
 ) -> Result:
-    """Train a swarm in one process and virtual time; deterministic in ``spec`` (whose seed it uses)
-    and the arguments.
+    """Train a swarm in one process and virtual time; the same arguments give the same bits.
 
-    ``kind`` is the replica, where a method of your own goes (docs/methods.md); ``compiled``
-    compiles its step, which needs a C++ compiler; ``evaluations``: how often the first peer is
-    looked at during the run; ``course``: how the run is amended; ``sybils``: records of peers that
-    are not there, half of them dead, half taking every call and never answering."""
+    ``kind``: replica, where a method of your own goes (docs/methods.md); ``compiled`` needs a C++
+    compiler; ``evaluations``: looks at the first peer during the run; ``course``: amendments;
+    ``sybils``: records of peers that are dead, or take every call and never answer.
+    """
     members = [Member()] * members if isinstance(members, int) else members
     swarm = Swarm(
         spec,
@@ -304,11 +298,10 @@ def simulate(
 
 
 def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
-    """A replica that multiplies what it contributes, or brings the same again and again, from a
-    quarter of the run on.
+    """A replica that multiplies its contribution, or repeats it, from a quarter of the run on.
 
-    It takes whatever others bring. Where what it multiplies is far too large, it keeps it out of
-    the mean of its own shard, so that only the shards of others show it.
+    It takes whatever others bring. What is far too large it keeps out of the mean of its own shard,
+    so that only the shards of others show it.
     """
     factor = FACTORS.get(attack, 1.0)
 
@@ -356,8 +349,7 @@ def _without_ours(
 
 @torch.no_grad()
 def compare(replicas: Sequence[Replica]) -> tuple[Model, float, float]:
-    """The averaged model (in place of the first one's weights), the weight spread, and that of the
-    worst block of 256."""
+    """The averaged model (in the first one's weights), the spread, and that of the worst block."""
     vectors = [torch.cat([weight.flatten() for weight in one.weights.values()]) for one in replicas]
     variance, average = torch.var_mean(torch.stack(vectors), 0, correction=0)
     offset = 0

@@ -11,8 +11,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 
 
 def control_bytes(payload: Any) -> int:
-    """Bytes of the frames that carry a message, less those of contents themselves: what gRPC,
-    HTTP/2 and TLS add is not counted."""
+    """Bytes of the frames that carry a message, without contents, gRPC, HTTP/2 and TLS."""
     match payload:
         case Offer():
             return pb.Frame(hello=frames.to_message(payload)).ByteSize()

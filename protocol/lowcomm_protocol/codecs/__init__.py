@@ -37,19 +37,17 @@ def coder(name: str, numel: int) -> Coder:
 
 
 def shard_coder(name: str, numel: int, feedback: bool = False) -> ShardCoder:
-    """A fresh coder of ``numel`` values for groups. Raises `CodecError` as ``codec`` does.
+    """A fresh coder of ``numel`` values for groups; ``feedback``: send what coding loses next
+    time.
 
-    ``feedback``: what coding loses is sent in the next exchange. Exact codecs lose nothing.
+    Raises `CodecError` as ``codec`` does.
     """
     found = codec(name)
     return ShardCoder(found, numel, feedback and not found.is_exact)
 
 
 def codec(name: str) -> FixedCodec:
-    """The codec of this name.
-
-    Raises `CodecError` for an unknown name, and for a codec that serves pairs alone.
-    """
+    """The codec of this name. Raises `CodecError` if it is unknown, or for pairs alone."""
     found = _find(name)
     if not isinstance(found, FixedCodec):
         raise CodecError(

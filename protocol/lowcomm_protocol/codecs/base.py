@@ -21,13 +21,12 @@ CHUNK = 1 << 16
 
 
 class FixedCodec(ABC):
-    """Turns a float32 vector into ``coded_size(numel)`` bytes and back, the same on every machine.
+    """Turns a float32 vector into ``coded_size(numel)`` bytes and back, the same on every
+    machine.
 
-    Vectors: float32, 1-D, contiguous, aligned, finite. Buffers: contiguous, of exactly
-    ``coded_size(numel)`` bytes. Anything else is a `CodecError`. ``decode`` checks all of the data
-    before it writes; ``encode`` of a blockwise codec reads the vector once, so after an error its
-    buffer holds nothing of use. A kernel for another device takes the place of ``_encode`` and
-    ``_decode`` and must write the same bytes.
+    Vectors: float32, 1-D, contiguous, aligned, finite. Buffers: contiguous, of that size. Anything
+    else is a `CodecError`. ``decode`` checks all of the data before it writes; after an error the
+    buffer of ``encode`` holds nothing of use.
     """
 
     name: ClassVar[str]
@@ -107,8 +106,7 @@ class FixedCodec(ABC):
         return np.frombuffer(view, dtype=np.uint8)
 
     def _refuse_value(self, vector: Vector, allowed: str = "finite values") -> CodecError:
-        """The error for a vector with NaN or infinity, which names the first (or the largest
-        value)."""
+        """The error for a vector with NaN or infinity (or too large a value)."""
         bad = np.flatnonzero(~np.isfinite(vector))
         index = int(bad[0]) if bad.size else int(np.argmax(np.abs(vector)))
         return CodecError(
@@ -135,8 +133,7 @@ class Coder:
     """
 
     holds_uncoded: ClassVar[bool] = False
-    """Whether it holds our values as they were before coding, in a vector of their own, until
-    ``settle``, ``commit`` or ``forget``."""
+    """Whether it holds our values before coding until ``settle``, ``commit`` or ``forget``."""
 
     def __init__(self, codec: FixedCodec, numel: int) -> None:
         self._codec = codec
@@ -154,31 +151,25 @@ class Coder:
 
     @property
     def lattice_steps(self) -> Vector:
-        """Of the lattice of each block of 256 that was decoded last: float32.
-
-        0 where equal values are decoded to equal ones.
-        """
+        """Lattice steps of each decoded block of 256, float32; 0: equal values stay equal."""
         return np.zeros(-(-self.numel // BLOCK), dtype=np.float32)
 
     def expect(self, before: Vector, now: Vector, gain: float) -> None:
-        """Tell how far our values have moved since the last exchange, before ``encode``.
+        """Note how far our values have moved since the last exchange, before ``encode``.
 
-        ``before``, ``now``: vectors of ``numel`` values. The vector that is coded next has moved
-        ``gain`` times as far. It holds until ``commit`` or ``forget``.
+        The vector that is coded next has moved ``gain`` times as far as from ``before`` to ``now``.
         """
 
     def encode(self, vector: Vector, out: memoryview, scratch: Vector | None = None) -> int:
-        """Code into ``out``; bytes written.
+        """Code into ``out``; bytes written. ``vector`` becomes what others decode.
 
-        ``vector`` becomes what others decode. ``scratch``: a vector of ``numel`` values that the
-        coder may use until ``settle``, ``commit`` or ``forget``, in place of a new one. Raises
-        `CodecError` if not finite.
+        ``scratch``: [numel], in use until ``settle``, ``commit`` or ``forget``. Raises `CodecError`
+        if not finite.
         """
         return self._codec.send(vector, out[: self.max_size])
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
-        """Decode into ``out``; a bitmap of the blocks that must be sent again, empty if there are
-        none.
+        """Decode into ``out``; a bitmap of the blocks that must be sent again, or nothing.
 
         Raises `CodecError` for data that no encoder writes.
         """
@@ -186,10 +177,7 @@ class Coder:
         return b""
 
     def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
-        """Write the blocks of this bitmap again; bytes written.
-
-        ``vector`` is what ``encode`` left; it becomes what others decode now.
-        """
+        """Write these blocks again; bytes written. ``vector`` becomes what others decode now."""
         raise self._sends_nothing_again()
 
     def patch(self, data: memoryview, out: Vector) -> None:
@@ -197,10 +185,8 @@ class Coder:
         raise self._sends_nothing_again()
 
     def resent_sizes(self, blocks: bytes) -> tuple[int, int]:
-        """Fewest and most bytes that ``resend`` writes for this bitmap.
-
-        Raises `CodecError` for a bitmap that does not fit.
-        """
+        """Fewest and most bytes of ``resend``. Raises `CodecError` for a bitmap that does not
+        fit."""
         raise self._sends_nothing_again()
 
     def _sends_nothing_again(self) -> CodecError:
@@ -224,10 +210,7 @@ class Coder:
         return {}
 
     def load_shared_state(self, state: State) -> None:
-        """Begin with what ``shared_state`` of another peer's coder gave.
-
-        Raises `CodecError` if it does not fit.
-        """
+        """Begin with another coder's ``shared_state``. Raises `CodecError` if it does not fit."""
         self.restore(state)
 
     def restore(self, state: State) -> None:
@@ -239,10 +222,7 @@ class Coder:
 
 
 def largest_magnitude(vector: Vector) -> float:
-    """Largest absolute value, 0 for an empty vector.
-
-    NaN or infinity when the vector holds one. Allocates nothing.
-    """
+    """Largest absolute value; NaN or infinity if there is one. Allocates nothing."""
     return max(abs(float(vector.max())), abs(float(vector.min()))) if vector.size else 0.0
 
 

@@ -50,11 +50,9 @@ class BlockCodec(FixedCodec):
     def send_with_feedback(
         self, vector: Vector, residual: Vector, error: Vector, out: memoryview
     ) -> int:
-        """Code ``vector + residual`` into ``out``; ``vector`` becomes what the others decode, and
-        ``error`` what that lost (`shards.Residual`).
+        """Code ``vector + residual``; ``vector`` becomes what the others decode.
 
-        Both are empty, or as long as ``vector``. Returns the bytes written. Raises `CodecError` as
-        ``encode`` does.
+        ``error`` gets what that lost (`shards.Residual`). Both are empty, or as long as ``vector``.
         """
         self._check_writable(vector)
         self._send(vector, residual, error, self._target(vector, out))
@@ -133,8 +131,7 @@ INT8_LARGEST_SCALE = np.float32(66052.0 * 2.0**105)
 """The largest float32 divided by 127, rounded to 17 significant bits: 127 times it is finite."""
 
 INT8_SCALE_HALF, INT8_SCALE_KEPT = np.uint32(0x40), np.uint32(0xFFFFFF80)
-"""Rounds a scale to 17 significant bits: 7 bits of code times 17 bits of scale fit float32, so
-decoding is exact. A value is 127.001 scales at most, so no code passes 127."""
+"""Rounds a scale to 17 significant bits; codes have 7, so products fit float32."""
 
 
 @part
@@ -185,8 +182,7 @@ E3M0_LARGEST_SCALE = np.float32((2.0 - 2.0**-23) * 2.0**123)
 
 @part
 def _e3m0_nibble(value: Any, scale: Any) -> Any:
-    """Sign and exponent code of one value: the nearest magnitude, a tie goes to the larger one,
-    zero has no sign."""
+    """Sign and exponent code of the nearest magnitude; of two the larger, zero has no sign."""
     bits = np.float32(value / scale).view(np.uint32)
     ratio = np.int32(bits & MAGNITUDE)
     # Adding half a mantissa carries into the exponent from 1.5 * 2**k on, the middle between 2**k
@@ -265,11 +261,9 @@ Q2_ROUNDS = 3
 
 @part
 def _q2_fitted(integers: Any, count: int, total: Any, peak: Any) -> Any:
-    """Scale of the levels 1 and 3.5: at first the values above the mean take the outer level, then
-    the nearest does.
+    """Scale of the levels 1 and 3.5, by least squares for the values nearest to each.
 
-    Each round takes the scale of least squares for these levels:
-    ``sum(value * level) / sum(level**2)``.
+    At first the values above the mean take the outer level.
     """
     threshold, upper, lower = total // count, total, np.int64(count)
     for _ in range(Q2_ROUNDS):

@@ -64,9 +64,8 @@ def part(function: _Function) -> _Function:
 def kernel(function: _Function) -> _Function:
     """Compile at the first call, and keep the result on disk where that works.
 
-    numba looks for a writable folder at import and raises where there is none (a package and a home
-    that are read-only). At the first call it raises when the disk is full or a cache file is
-    damaged. None of these may stop a peer: it compiles in memory then. Kernels raise nothing.
+    numba raises where no folder is writable, the disk is full or a cache file is damaged. None of
+    these may stop a peer: it compiles in memory then. Kernels raise nothing.
     """
     # numba's cache sees a change of the file that a kernel stands in, not of the parts below that
     # it calls. It names its files by the qualified name, so a new version of this file finds no old
@@ -107,10 +106,7 @@ def kept_in() -> str | None:
 
 @part
 def peak_of(bits: Any, start: Any, stop: Any) -> Any:
-    """Bits of the largest magnitude in [start, stop).
-
-    Integers, because a maximum of those is vectorized.
-    """
+    """Bits of the largest magnitude in [start, stop): integers are vectorized."""
     largest = np.uint32(0)
     for i in range(start, stop):
         largest = np.uint32(max(largest, np.uint32(bits[i] & MAGNITUDE)))
@@ -119,8 +115,7 @@ def peak_of(bits: Any, start: Any, stop: Any) -> Any:
 
 @part
 def nearest(value: Any) -> Any:
-    """The nearest integer, ties to even, of a float32 within 2**22: added to a number whose last
-    bit stands for 1, it is rounded to it."""
+    """The nearest integer, ties to even, of a float32 within 2**22."""
     return np.float32(np.float32(value) + _NEAREST).view(np.int32) - _NEAREST_BITS
 
 
@@ -128,17 +123,15 @@ def nearest(value: Any) -> Any:
 class Kernels:
     """The loops of a codec for one kind of device; others must write the same bytes.
 
-    Each takes whole blocks only. All but ``decode`` return -1, or the first block that is refused:
-    it holds NaN or infinity, or what no encoder writes. ``count`` is 256, or the values of a last
-    block that comes alone, with zeros behind them.
+    Each takes whole blocks. All but ``decode`` return -1, or the first block that is refused.
+    ``count`` is 256, or the values of a last block that comes alone, with zeros behind them.
     """
 
     encode: Callable[[Any, int, Any], int]
     """``(values, count, out)``"""
     send: Callable[[Any, Any, Any, int, Any], int]
-    """``(vector, residual, error, count, out)``: codes ``vector + residual``. ``vector`` becomes
-    what the others decode and ``error`` what that lost (`shards.Residual`). Without feedback both
-    are empty. All is done block by block, while that is in the cache."""
+    """``(vector, residual, error, count, out)``: codes ``vector + residual``; ``vector`` becomes
+    what others decode, ``error`` what that lost. Without feedback both are empty."""
     check: Callable[[Any], int]
     """``(data)``"""
     decode: Callable[[Any, Any], None]
@@ -149,8 +142,8 @@ def loops(code: Any, holds: Any, restore: Any, size: int, sent: Any = None) -> K
     """The loops of a codec of ``size`` bytes a block, from parts for one block.
 
     ``code(block, peak, count, integers, codes, out, at)``: False where its scale is too small to
-    write. ``holds(data, at)``, ``restore(data, at, out, start)``. ``sent(block, data, at, out,
-    start)`` gives what ``restore`` does, faster, from the values of the block and its coded scale.
+    write. ``holds(data, at)``, ``restore(data, at, out, start)``; ``sent(block, data, at, out,
+    start)`` does the same, faster.
     """
     # The parts are globals of copies of the functions below: numba finds no closure in its cache.
     # Each copy has a name of its own. numba names compiled code by the qualified name and a number
@@ -314,12 +307,8 @@ def bf16_in(data: Any, at: Any) -> Any:
 
 @part
 def integers_of(values: Vector, peak: Any, into: Any) -> Any:
-    """Magnitudes of a block as integers below 2**24, cut: in units of 2**-23 of the power of two
-    below the peak.
-
-    Sums of integers are exact, so their order does not matter, and of a subnormal number nothing is
-    left: the bytes do not depend on how a machine adds. 256 of them are below 2**32.
-    """
+    """Magnitudes of a block as integers below 2**24, in units of 2**-23 of the power of two
+    below the peak. Sums of integers are exact, so their order does not matter."""
     factor = np.float32(2.0**23) / np.uint32(peak & INFINITE).view(np.float32)
     for i in range(np.uint64(BLOCK)):
         into[i] = np.int32(abs(values[i]) * factor)
@@ -331,10 +320,7 @@ def integers_of(values: Vector, peak: Any, into: Any) -> Any:
 
 @part
 def short_scale(upper: Any, lower: Any, peak: Any, largest: Any) -> Any:
-    """``upper / lower`` of those units, rounded to float32 and then to bf16, both nearest even.
-
-    0 below 2**-100.
-    """
+    """``upper / lower`` of those units as float32, then bf16, nearest even; 0 below 2**-100."""
     unit = np.float64(np.uint32(peak & INFINITE).view(np.float32)) * 2.0**-23
     rounded = bf16_of(np.float32(np.float64(upper) / np.float64(lower) * unit))
     scale = min(rounded, np.float32(largest))
@@ -343,8 +329,7 @@ def short_scale(upper: Any, lower: Any, peak: Any, largest: Any) -> Any:
 
 @part
 def short_block_holds(data: Any, at: Any, size: int, largest: Any) -> Any:
-    """Whether an encoder writes a block of ``size`` bytes with this scale: zeros after a scale of
-    zero."""
+    """Whether an encoder writes a block with this scale: zeros after a scale of zero."""
     scale = scale_bits(data, at, 2)
     if scale:
         return scale_holds(scale, largest)

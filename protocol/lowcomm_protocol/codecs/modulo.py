@@ -83,8 +83,7 @@ class ModuloCoder(Coder):
         return self._size(min)
 
     def _size(self, chosen: Callable[[int, int], int]) -> int:
-        """Bytes with each block as bf16 or as remainders. A block of few values may be smaller as
-        bf16."""
+        """Bytes with each block as bf16 or as remainders; few values may be smaller as bf16."""
         whole, rest = divmod(self.numel, BLOCK)
         bodies = whole * chosen(2 * BLOCK, BLOCK // 8 * self.bits)
         bodies += chosen(2 * rest, -(-rest // 8) * self.bits)

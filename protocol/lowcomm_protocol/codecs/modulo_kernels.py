@@ -80,9 +80,8 @@ def _modulo_code(wanted: Any) -> Any:
 def _hash(pairs: Any, number: Any) -> Any:
     """64 bits over the points of a block, two in each of ``pairs``, and over its number.
 
-    A key is neither near 0 nor near 2**32, so neither is its exclusive or with a point: no factor
-    is ever 0, and one point that differs changes the sum of the products. The second sum sees what
-    cancels in the first.
+    No key is near 0 or 2**32, so no factor is ever 0, and one point that differs changes the sum of
+    the products. The second sum sees what cancels in the first.
     """
     products, folded = np.uint64(0), np.uint64(0)
     for j in range(np.uint64(BLOCK // 2)):
@@ -154,11 +153,11 @@ def modulo_encode(
     hashes: Any,
     codes: Any,
 ) -> Any:
-    """Code blocks of 256 values, from the one with the number ``first`` on, with steps of at least
-    ``wanted`` (below 0: none is known); bytes, or -1 - block if one is not finite.
+    """Code blocks of 256 values from number ``first`` on, with steps of at least ``wanted``
+    (below 0: unknown); bytes, or -1 - block if one is not finite.
 
-    ``own`` gets a copy of ``vector``, which becomes what the others will decode; ``hashes`` the
-    hash of each block's lattice points, 0 for bf16; ``codes`` its step code.
+    ``own`` gets a copy of ``vector``, which becomes what others decode; ``hashes`` the hash of each
+    block's points, 0 for bf16; ``codes`` its step code.
     """
     points, words = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
     at = np.uint64(0)
@@ -217,11 +216,8 @@ def _remainder(data: Any, at: int, stride: int, bits: int, place: int) -> int:
 
 @kernel
 def modulo_check(data: Bytes, numel: int, bits: int, codes: Any) -> tuple[int, int]:
-    """How many blocks of a vector of ``numel`` values ``data`` holds whole, and in how many bytes;
-    -1 and the block if one holds what no encoder writes.
-
-    ``codes`` gets their step codes.
-    """
+    """How many blocks of ``numel`` values ``data`` holds whole, and in how many bytes; -1 and
+    the block if one holds what no encoder writes. ``codes`` gets their step codes."""
     at = 0
     for block in range((numel + BLOCK - 1) // BLOCK):
         count, body = min(numel - block * BLOCK, BLOCK), at + HEADER
@@ -257,8 +253,7 @@ def modulo_decode(
     hashes: Any,
     bad: Any,
 ) -> Any:
-    """Decode blocks that `modulo_check` has passed, each next to 256 values of ``own``; the bytes
-    read.
+    """Decode blocks that `modulo_check` has passed, next to ``own``; the bytes read.
 
     ``bad`` marks the blocks that wrapped.
     """
@@ -330,10 +325,7 @@ def _fit(points: Any, count: int, bits: int, digits: int) -> bool:
 def modulo_resend(
     own: Vector, codes: Any, bits: int, bad: Any, out: Bytes, decoded: Vector, plain: Any
 ) -> int:
-    """Write the ``bad`` blocks again; the bytes written.
-
-    ``plain`` marks those that go as bf16: ``decoded`` gets what the other end has of them now.
-    """
+    """Write the ``bad`` blocks again; bytes. ``plain`` marks bf16: ``decoded`` is as there."""
     points, words = np.zeros(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
     higher = np.zeros(BLOCK, dtype=np.int32)
     at = 0
@@ -363,7 +355,7 @@ def modulo_resend(
 
 @kernel
 def modulo_patch(data: Bytes, codes: Any, bits: int, bad: Any, out: Vector, hashes: Any) -> int:
-    """Read the ``bad`` blocks, which came again; the bytes read, or -1 if no encoder writes that.
+    """Read the ``bad`` blocks again; the bytes read, or -1 if no encoder writes that.
 
     Those that came as points are ``bad`` no more, and ``hashes`` gets theirs.
     """

@@ -41,8 +41,7 @@ def _is_finite(values: Vector) -> bool:
 
 
 OVERFLOW = (2.0 - 2.0**-8) * 2.0**127
-"""From here on a value is nearer to 2**128 than to the largest bf16 (the tie included: 2**128 is
-the even one)."""
+"""From here on a value is as near to 2**128 as to the largest bf16, or nearer."""
 
 BF16_MAGNITUDE, BF16_INFINITY = np.uint16(0x7FFF), 0x7F80
 

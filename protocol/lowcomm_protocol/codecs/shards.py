@@ -36,8 +36,7 @@ Bounds = tuple[Range, ...]
 
 
 def shard_bounds(numel: int, count: int) -> Bounds:
-    """``[start, stop)`` of each shard, nearly equal; whole blocks of codecs where there are enough
-    of them.
+    """``[start, stop)`` of each shard, nearly equal, of whole blocks where there are enough.
 
     Raises `PlanError` for fewer values than shards.
     """
@@ -65,11 +64,10 @@ class Residual:
         out: memoryview,
         scratch: Vector | None = None,
     ) -> None:
-        """Add the residual to ``vector``, whose values begin at ``start``, code it into ``out``,
-        and hold what that lost until `commit` or `forget`; ``vector`` becomes what others decode.
+        """Code ``vector + residual`` from ``start`` on; ``vector`` becomes what others decode.
 
-        ``scratch``: a vector as long, which is in use until then. Raises `CodecError` if ``vector``
-        is not finite.
+        ``scratch``, as long, holds what that lost until `commit` or `forget`. Raises `CodecError`
+        if ``vector`` is not finite.
         """
         residual = self._values[start : start + vector.size]
         error = scratch_for("feedback", vector.size, scratch)
@@ -109,10 +107,7 @@ class Residual:
 
 
 class ShardCoder:
-    """Codes a fragment of ``numel`` values, for groups of changing size.
-
-    Vectors are flat float32.
-    """
+    """Codes a fragment of ``numel`` values, flat float32, for groups of changing size."""
 
     def __init__(self, codec: FixedCodec, numel: int, feedback: bool = False) -> None:
         self._codec = codec
@@ -139,11 +134,10 @@ class ShardCoder:
         out: memoryview,
         scratch: Vector | None = None,
     ) -> list[int]:
-        """Code all shards but ``mine``, one after the other, into ``out``; bytes of each, 0 for
-        ours. ``vector`` becomes what owners decode.
+        """Code all shards but ``mine`` into ``out``; bytes of each, 0 for ours.
 
-        ``scratch``: a vector of ``numel`` values that the coder may use until ``commit`` or
-        ``forget``, in place of new ones. Raises `CodecError` if it is not finite.
+        ``vector`` becomes what owners decode. ``scratch``: [numel], in use until ``commit`` or
+        ``forget``. Raises `CodecError` if it is not finite.
         """
         sizes: list[int] = []
         for shard, (start, stop) in enumerate(bounds):
@@ -157,29 +151,22 @@ class ShardCoder:
         return sizes
 
     def decode(self, data: memoryview, out: Vector) -> None:
-        """Decode one shard: ours from a member, or a mean from its owner.
-
-        Raises `CodecError` for what no encoder writes.
-        """
+        """Decode a shard, or its mean. Raises `CodecError` for what no encoder writes."""
         self._codec.decode(data, out)
 
     def reduce(
         self, mean: Vector, start: int, out: memoryview, scratch: Vector | None = None
     ) -> int:
-        """Code the mean of our shard, which begins at ``start``; bytes written.
+        """Code the mean of our shard; bytes written. ``mean`` becomes what members decode.
 
-        ``mean`` becomes what members decode. ``scratch`` as in ``encode``, as long as ``mean``.
-        Raises `CodecError` if it is not finite.
+        ``scratch`` as in ``encode``, as long as ``mean``. Raises `CodecError` if it is not finite.
         """
         size = self._codec.coded_size(mean.size)
         self._send("mean", mean, start, out[:size], scratch)
         return size
 
     def commit(self, ranges: Sequence[Range]) -> None:
-        """These shards are applied: what coding them lost comes next time.
-
-        The rest is as if it had not been coded.
-        """
+        """These shards are applied: what coding them lost comes next time."""
         for residual in self._residuals.values():
             residual.commit(ranges)
 
@@ -224,10 +211,7 @@ class ShardCoder:
 
 @kernel
 def residual_add(vector: Vector, residual: Vector) -> None:
-    """Add the residual in place.
-
-    A value that would grow too large to code, or is not finite, stays as it is.
-    """
+    """Add the residual in place, but to values that would grow too large to code."""
     for i in range(vector.size):
         vector[i] = wanted_of(vector[i], residual[i])
 
@@ -236,8 +220,7 @@ def residual_add(vector: Vector, residual: Vector) -> None:
 def residual_keep(wanted: Vector, sent: Vector, residual: Vector, error: Vector) -> None:
     """``error`` gets wanted - sent within the block's limit, and 0 where that is not finite.
 
-    The limit comes from the values as they were without the residual, but is never below what the
-    residual has reached: values that become small do not cut it.
+    The limit never is below what the residual has reached: small values do not cut it.
     """
     for start in range(0, wanted.size, BLOCK):
         stop = min(wanted.size, start + BLOCK)

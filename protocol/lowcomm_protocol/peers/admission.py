@@ -44,10 +44,7 @@ class Rules:
         return cls(run.run_id, run.creator, settings.admission, frozenset(settings.members))
 
     def check(self, peer_id: str, claim: bytes, now: float) -> Claim | None:
-        """The claim by which a peer may join at Unix time ``now``, None if it needs none.
-
-        Raises AdmissionError.
-        """
+        """The claim by which a peer may join at ``now``, if it needs one. Raises AdmissionError."""
         if self.admission == "open" or peer_id == self.creator:
             return None
         if self.admission == "list":
@@ -86,10 +83,7 @@ class Admission:
         self._told = 0
 
     def check(self, peer_id: str, claim: bytes, now: float) -> None:
-        """Admit a peer that shows ``claim`` (possibly empty) at Unix time ``now``.
-
-        Raises AdmissionError, SignatureError.
-        """
+        """Admit a peer that shows ``claim``, maybe empty. Raises AdmissionError, SignatureError."""
         known = self._known(peer_id)
         if known is not None and known.data == claim:
             self._check_known(known, now)
@@ -119,10 +113,7 @@ class Admission:
         return False
 
     def hear_removals(self, data: bytes) -> bool:
-        """Take in a removal list. Returns whether it is newer than ours.
-
-        Raises RecordError or SignatureError.
-        """
+        """Take in a removal list; whether it is newer. Raises RecordError or SignatureError."""
         if data == self.removals.data:
             return False
         heard = read_removals(data, self.rules.creator)
@@ -134,8 +125,7 @@ class Admission:
     # uses that were made, told to those who have not met who made them
 
     def hear_uses(self, uses: Iterable[pb.Use], now: float) -> None:
-        """Take in claims that another peer reports, up to the first that no honest peer would
-        report."""
+        """Take in claims that another peer reports, up to one that no honest peer would report."""
         for use in list(uses)[:MAX_TOLD]:
             if len(use.peer_id) > MAX_PEER_ID or self.rules.admission != "invite":
                 return
@@ -151,8 +141,7 @@ class Admission:
                     return
 
     def uses_to_tell(self, alive: frozenset[str]) -> list[pb.Use]:
-        """Some claims of absent peers, different ones each time. Alive peers have theirs in their
-        records."""
+        """Some claims of absent peers, others each time; alive peers have theirs in records."""
         absent = [claim for claim in self._claims() if claim.peer_id not in alive]
         start = self._told % len(absent) if absent else 0
         self._told += MAX_TOLD
@@ -174,11 +163,10 @@ class Admission:
     # the rule
 
     def _take(self, claim: Claim, now: float, *, shown: bool) -> None:
-        """Verify a claim and keep it if it is among the earliest. Raises AdmissionError,
-        SignatureError.
+        """Verify a claim and keep it if it is among the earliest.
 
         ``shown``: by the peer itself. Reports of others never replace a shown claim: the holder of
-        an invite can claim it in any peer's name, and could then have that claim displaced.
+        an invite can claim it in any peer's name. Raises AdmissionError, SignatureError.
         """
         uses = self._uses.get(claim.invite.key, {})
         earlier = sum(

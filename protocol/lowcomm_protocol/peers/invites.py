@@ -46,8 +46,7 @@ class Invite:
     key: bytes
     """Ed25519 public key, 32 bytes."""
     expires: float
-    """Unix time, seconds. Peers that came by it lose admission then, too: a late claim can't be
-    told from an early one."""
+    """Unix time, seconds. Peers that came by it are out then: a claim's time proves nothing."""
     uses: int
     """How many peers may come by it."""
     peer_id: str
@@ -64,8 +63,7 @@ class Invite:
         verify(creator, _INVITE, self.signed.payload, self.signed.signature)
 
     def check_for(self, run_id: str, peer_id: str, now: float) -> None:
-        """Raise AdmissionError unless it is for this run and peer, and valid at Unix time
-        ``now``."""
+        """Raise AdmissionError unless it is for this run and peer, and valid at ``now``."""
         if self.run_id != run_id:
             raise AdmissionError(
                 f"The invite is for another run ({self.run_id[:12]}): ask the creator of this one.",
@@ -134,8 +132,7 @@ class Claim:
 def issue_invite(
     creator: Identity, run_id: str, secret: bytes, expires: float, uses: int = 1, peer_id: str = ""
 ) -> Token:
-    """Sign an invite; ``secret``: 32 fresh random bytes; ``peer_id``: the only peer that may use
-    it.
+    """Sign an invite, for ``peer_id`` alone if given; ``secret``: 32 fresh random bytes.
 
     Raises AdmissionError.
     """
@@ -153,10 +150,7 @@ def issue_invite(
 
 
 def read_token(text: str) -> Token:
-    """Read a pasted token.
-
-    Raises AdmissionError if it is incomplete. Its signer is checked later.
-    """
+    """Read a pasted token, unverified. Raises AdmissionError if it is incomplete."""
     text = "".join(text.split())  # mail programs break long lines
     try:
         if not text.startswith(_PREFIX) or len(text) > MAX_TOKEN_LENGTH:
@@ -174,10 +168,7 @@ def read_token(text: str) -> Token:
 
 
 def read_claim(data: bytes, peer_id: str) -> Claim:
-    """Read the claim that ``peer_id`` shows.
-
-    Raises AdmissionError if it is malformed. Nothing is verified yet.
-    """
+    """Read the claim that ``peer_id`` shows, unverified. Raises AdmissionError."""
     if len(data) > MAX_CLAIM_BYTES:
         raise AdmissionError(
             f"A claim of {len(data)} bytes is refused: at most {MAX_CLAIM_BYTES}.",
@@ -231,28 +222,17 @@ class Removals:
 
     @cached_property
     def ids(self) -> frozenset[str]:
-        """Peer ids, and the names of invites.
-
-        Computed on demand, since lists of other runs are stored but not used.
-        """
+        """Peer ids, and names of invites; computed on demand."""
         return frozenset(peer_id_of(key) for key in self.keys)
 
     @property
     def order(self) -> tuple[int, bytes]:
-        """Of two lists the higher counts.
-
-        Two lists of one number, which an honest creator never signs, are ordered by digest, so that
-        all peers agree.
-        """
+        """Of two lists the higher counts; the digest decides between two of one number."""
         return self.version, sha256(self.data).digest() if self.data else b""
 
 
 def write_removals(creator: Identity, run_id: str, version: int, ids: frozenset[str]) -> Removals:
-    """Sign a list.
-
-    Raises RecordError if it is too long, or would remove the creator, SignatureError for a wrong
-    id.
-    """
+    """Sign a list. Raises RecordError if it is too long or removes the creator, SignatureError."""
     if len(ids) > MAX_REMOVED:
         raise RecordError(
             f"{len(ids)} removed peers and invites are too many: at most {MAX_REMOVED}. Begin a "
@@ -266,10 +246,7 @@ def write_removals(creator: Identity, run_id: str, version: int, ids: frozenset[
 
 
 def read_removals(data: bytes, creator: str) -> Removals:
-    """Check a serialized list.
-
-    Raises RecordError if it is malformed, SignatureError if ``creator`` has not signed it.
-    """
+    """Check a serialized list. Raises RecordError, or SignatureError for another signer."""
     signed, message = read_signed(data, pb.RemovalList, _PURPOSE, MAX_REMOVALS_BYTES)
     if (
         len(message.run_id) != 32

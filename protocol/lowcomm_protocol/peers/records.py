@@ -19,8 +19,7 @@ from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, verify
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 MAX_RECORD_BYTES = 2048
-"""A node's longest record has 1840 bytes: a name, an invite, eight IPv6 addresses and four relays.
-Most have 330 to 1200."""
+"""Longest: 1840 bytes, with a name, an invite, eight IPv6 addresses and four relays."""
 MAX_ADDRESSES = 8
 MAX_ENTRY_POINTS = 4
 MAX_CREDENTIAL_BYTES = 1024
@@ -147,11 +146,10 @@ class Caller:
 
 
 def next_issue(now: float, last: float) -> float:
-    """The time of issue of a peer's next record at Unix time ``now``; ``last``: that of its last.
+    """The time of issue of a peer's next record, in whole milliseconds; ``last``: of its last.
 
-    The later of two records wins, so no record is issued before the last, even if the clock was
-    set back a little. A last record that others would refuse as from the future counts for nothing:
-    the clock was ahead when it was issued. In whole milliseconds, as a record carries it.
+    The later of two records wins, so none is issued before the last, unless the clock was ahead
+    when that was issued.
     """
     return round(now if is_from_future(last, now) else max(now, last + 0.001), 3)
 
@@ -162,10 +160,7 @@ def is_from_future(issued: float, now: float) -> bool:
 
 
 def write_record(info: PeerInfo, identity: Identity) -> bytes:
-    """Sign a record; returns the serialized SignedRecord.
-
-    If it is too long, the last addresses are left out.
-    """
+    """Sign and serialize a record. If it is too long, the last addresses are left out."""
     data = _sign_record(info, identity)
     while len(data) > MAX_RECORD_BYTES and (info.addresses or info.entry_points):
         longer = "addresses" if len(info.addresses) >= len(info.entry_points) else "entry_points"
@@ -191,10 +186,9 @@ def _sign_record(info: PeerInfo, identity: Identity) -> bytes:
 
 
 def read_record(data: bytes, now: float) -> PeerInfo:
-    """Check a serialized SignedRecord at Unix time ``now`` (seconds).
+    """Check a serialized SignedRecord at Unix time ``now``.
 
-    Raises RecordError if it is malformed, expired or lives too long, VersionError if it is of
-    another protocol version, SignatureError if its peer has not signed it.
+    Raises RecordError, VersionError for another protocol version, or SignatureError.
     """
     signed, record = read_signed(data, pb.PeerRecord, _RECORD, MAX_RECORD_BYTES)
     if record.protocol != PROTOCOL_VERSION:
@@ -219,10 +213,7 @@ def read_record(data: bytes, now: float) -> PeerInfo:
 def write_credential(
     identity: Identity, callee: str, run_id: str, now: float, nonce: bytes, claim: bytes = b""
 ) -> bytes:
-    """Proof that ``identity`` calls ``callee`` in this run at Unix time ``now``.
-
-    ``nonce``: 16 fresh random bytes.
-    """
+    """Proof that ``identity`` calls ``callee`` now; ``nonce``: 16 fresh random bytes."""
     credential = pb.Credential(
         caller=identity.peer_id,
         callee=callee,
@@ -235,10 +226,9 @@ def write_credential(
 
 
 def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller:
-    """Check a credential; returns the caller. Cheap checks come before the signature.
+    """Check a credential; its caller. Cheap checks come before the signature.
 
-    Raises RecordError if it is malformed, stale or meant for another peer, SignatureError if it is
-    forged.
+    Raises RecordError if it is malformed, stale or misplaced, SignatureError if it is forged.
     """
     signed, credential = read_signed(data, pb.Credential, _CREDENTIAL, MAX_CREDENTIAL_BYTES)
     if len(credential.nonce) != 16:
@@ -328,8 +318,7 @@ def _check_fields(record: pb.PeerRecord) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text may be a peer's name: at most 32 characters, all printable, so that it neither
-    moves a cursor nor turns the direction of the text around it."""
+    """Whether a text may be a peer's name: at most 32 characters, which move no cursor."""
     return len(text) <= MAX_NAME and text.isprintable()
 
 

@@ -35,10 +35,7 @@ SWEEP_EVERY = 5.0
 
 
 class Roster:
-    """The peers of one run that may take part in it, without our own.
-
-    Holds at most ``MAX_PEERS`` records.
-    """
+    """At most ``MAX_PEERS`` peers of one run that may take part in it, without our own."""
 
     def __init__(
         self,
@@ -60,8 +57,7 @@ class Roster:
         """Digests of records, and the times from and to which there is no need to look again."""
 
     def hear(self, data: bytes, now: float, sender: str | None = None) -> PeerInfo | None:
-        """Take in a serialized signed record. Returns its contents if they are new and valid, else
-        None.
+        """Take in a serialized signed record; its contents if they are new and valid, else None.
 
         With a ``sender`` only its own record is believed. Refusals are counted, the same bytes
         once.
@@ -140,8 +136,7 @@ class Roster:
         return info
 
     def _make_room(self, now: float, sender: str | None) -> bool:
-        """Evict the oldest record of a peer that has never answered, so that such records can't
-        fill the roster.
+        """Evict the oldest record of a peer that has never answered.
 
         A record from the DHT replaces one that was probed in vain; a calling peer's record replaces
         any.
@@ -181,19 +176,16 @@ class Roster:
 ALIVE = 300.0
 """Seconds for which a sign of life counts."""
 REFRESH, LONGEST_REFRESH = 100.0, 200.0
-"""Seconds without a sign of life before a peer is probed again: of ``FEW`` or fewer, and at most.
-Three attempts fit in ``ALIVE``."""
+"""Seconds of silence before another probe, of ``FEW`` peers and at most: 3 fit in ``ALIVE``."""
 FEW = 3
 PROBE_EVERY = 1.0
 """Mean seconds between two probes of unknown peers."""
 BURST = 16
 """Probes that may accumulate."""
 FIRST_BURST = 48
-"""The same while no peer is known to be there: a newcomer must find its first partners among
-records of absent peers. It leaves room for others among a node's 64 peers at once."""
+"""The same for newcomers, who find only records at first; others of 64 peers have room."""
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
-"""Seconds before a silent peer is probed again: the first pause and, after doublings, the
-longest."""
+"""Seconds before a silent peer is probed again: the first pause and the longest."""
 FREE_MISSES = 3
 """Silent peers of one place before the place itself is probed more rarely."""
 LONGEST_PLACE_PAUSE = 60.0
@@ -216,8 +208,7 @@ class _Silence:
     """Seconds after ``since`` before the next attempt may be made."""
 
     def is_due(self, now: float) -> bool:
-        """Whether the pause is over. A pause that begins in the future has come from a clock that
-        was ahead, and is none."""
+        """Whether the pause is over; one from the future is none, since a clock was ahead."""
         return not 0.0 <= now - self.since < self.pause
 
     def rest(self, now: float, pause: float) -> None:
@@ -226,8 +217,7 @@ class _Silence:
 
 
 def refresh_pause(known: int) -> float:
-    """Seconds of silence before a peer is probed again: longer among many, since each costs a
-    probe."""
+    """Seconds of silence before a peer is probed again: longer among many, as probes cost."""
     return min(LONGEST_REFRESH, REFRESH * max(1.0, known / FEW))
 
 
@@ -297,7 +287,7 @@ class Liveness:
         likely: Collection[str] = (),
         most: int = FIRST_BURST,
     ) -> list[str]:
-        """Peers to probe now, at most ``most``. Counts them as probed.
+        """Peers to probe now, at most ``most``, which count as probed.
 
         ``known``: peers with a record, and their places. ``likely``: peers connected to us
         otherwise.
@@ -359,6 +349,5 @@ class Liveness:
 
 
 def _is_recent(heard: float, now: float) -> bool:
-    """Whether a sign of life still counts. One from the far future has come from a clock that was
-    ahead."""
+    """Whether a sign of life still counts; one from the far future does not."""
     return abs(now - heard) < ALIVE

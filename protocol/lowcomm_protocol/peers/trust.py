@@ -32,8 +32,7 @@ BOUND = 0.5
 LIGHT = 0.2
 """What a light deed subtracts from the score."""
 FORGIVEN = 8
-"""Stumbles in a row that cost nothing: a machine that stops breaks at most as many exchanges as are
-under way with it, here and when it returns."""
+"""Stumbles in a row that cost nothing: as many exchanges may break when a machine stops."""
 GOOD = 0.25
 """The part of a heavy deed, and of the distance to 1, that an applied exchange makes up for."""
 MEMORY = 128
@@ -89,10 +88,10 @@ class Trust:
     def stumbled(
         self, peer: str, seconds: float = 0.0, usual: float = 1.0, now: float = 0.0
     ) -> bool:
-        """Count a stumble. Returns whether it is one too many, which is a light deed.
+        """Count a stumble; whether it is one too many, which is a light offence.
 
-        ``seconds``: for which it has kept us waiting until ``now``, where ``usual`` are expected.
-        Exchanges that waited at the same time count as one stumble: a machine has stopped.
+        ``seconds``: waited in vain until ``now``, where ``usual`` are expected. Exchanges that
+        waited at the same time count as one stumble.
         """
         one = self._stumbles[peer] = self._stumbles.get(peer) or _Stumbles()
         one.seconds += seconds
@@ -116,8 +115,11 @@ class Trust:
     def hold(
         self, peer: str, deed: Offence, steps: int, reason: str = "", step_seconds: float = 0.0
     ) -> Reputation:
-        """Hold a deed against a peer; returns its standing. ``step_seconds``: of our inner
-        steps, which turn seconds that we have waited for it into steps; 0 if unknown."""
+        """Hold an offence against a peer; its reputation.
+
+        ``step_seconds``: of our inner steps, which turn seconds of waiting into steps; 0 if
+        unknown.
+        """
         old = self._now(peer, steps)
         if deed is Offence.HEAVY:
             lasts = self._interval << min(round(old.heavy), MAX_DOUBLINGS)

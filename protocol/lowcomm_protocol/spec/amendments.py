@@ -141,8 +141,7 @@ def write_amendment(
 ) -> Chain:
     """The chain with one more amendment, signed.
 
-    Raises SpecError if the amendment is not allowed, makes the specification invalid, or makes the
-    chain too long.
+    Raises SpecError if it is not allowed, makes the specification invalid, or makes the chain long.
     """
     if creator.peer_id != run.creator:
         raise SpecError(f"Only the run's creator ({run.creator}) can amend it.")
@@ -194,11 +193,10 @@ def _with_admission(spec: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any
 
 
 def read_chain(data: bytes, creator: str) -> Chain:
-    """Decode a chain, and check its form, order and signatures.
+    """Decode a chain, and check form, order and the signatures of ``creator``.
 
-    ``creator``: the peer id that must have signed it. `SpecTimeline` checks what the amendments do
-    to the run. Raises RecordError for a malformed chain, SignatureError for a wrong signature,
-    VersionError for a setting that this release can't change.
+    Raises RecordError, SignatureError, or VersionError for a setting that this release can't
+    change.
     """
     links: list[Amendment] = []
     run_id = previous = ""
@@ -217,10 +215,7 @@ def read_chain(data: bytes, creator: str) -> Chain:
 
 
 def newest(spec: RunSpec, run_id: str, chains: Sequence[bytes]) -> SpecTimeline:
-    """The timeline by the best valid one of several encoded chains; invalid ones are ignored.
-
-    ``spec``: as its creator signed it, without amendments.
-    """
+    """The timeline by the best valid one of several encoded chains; ``spec``: without them."""
     course = SpecTimeline(spec)
     for data in filter(None, chains):
         try:

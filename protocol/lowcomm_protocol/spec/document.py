@@ -49,17 +49,13 @@ ADDED: Mapping[str, Any] = MappingProxyType(
         "sync.memory": 0.0,
     }
 )
-"""Settings that came after 0.1, by ``SECTION.SETTING``: the value that says what releases did that
-did not know them. A new setting needs a line here (CONTRIBUTING.md)."""
+"""By ``SECTION.SETTING``: what a document without it means. A new setting needs a line."""
 
 MAX_OPTIONAL = 32
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
-    """The one encoding of a content.
-
-    Raises ValueError for numbers that are not finite, or text that is none.
-    """
+    """The one encoding of a content. Raises ValueError for infinite numbers and broken text."""
     return json.dumps(
         content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
@@ -85,8 +81,7 @@ def read_content(text: str, source: str) -> Content:
 def fill(content: Content, known: frozenset[str], source: str) -> Content:
     """All ``known`` settings, from the content of a document of any release.
 
-    Raises VersionError if it has settings that this release must know and does not, SpecError if it
-    lacks settings of 0.1.
+    Raises VersionError for a setting that must be known and is not, SpecError for a missing one.
     """
     optional = content.get("optional")
     ignored = cast("list[object]", optional)[:MAX_OPTIONAL] if isinstance(optional, list) else []
@@ -167,8 +162,7 @@ _PATTERNS = {
 
 
 def expected_in_words(error: Mapping[str, Any]) -> str:
-    """What is expected in place of an invalid value; ``error``: one of those of a
-    ValidationError."""
+    """The expected value, in words, for one of the errors of a ValidationError."""
     kind, context = error["type"], error.get("ctx", {})
     expected = _EXPECTED.get(kind.partition("_")[0]) or _PATTERNS.get(context.get("pattern", ""))
     if kind in ("string_type", "string_unicode"):

@@ -135,10 +135,7 @@ Frequency = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 
 
 class TransformerSettings(ModelSettings):
-    """A decoder-only transformer; the defaults are the demo model of about 230,000 parameters.
-
-    Its settings span Llama 2 and 3, Mistral, SmolLM2, Qwen 2, 2.5 and 3.
-    """
+    """A decoder-only transformer, as Llama, Mistral, SmolLM2 and Qwen 2 to 3; small by default."""
 
     layers: Annotated[int, Field(ge=1, le=512)] = 4
     width: Annotated[int, Field(ge=8, le=65_536)] = 64

@@ -77,11 +77,9 @@ class CodecEntry:
     """A codec, and which runs may choose it."""
 
     codec: object
-    """A ``codecs.FixedCodec``, or what makes a ``Coder`` from a number of values; itself or as
-    ``module:name``."""
+    """A `FixedCodec`, or what makes a `Coder` of so many values; itself or ``module:name``."""
     coarse: bool = False
-    """Too coarse for absolute values (``phi``, or ``c`` with a consensus term), not for
-    differences."""
+    """Too coarse for absolute values, as with a consensus term; not for differences."""
     only_in_pairs: str = ""
     """Why groups can't use it; empty where they can."""
     version: int = 1
@@ -109,10 +107,7 @@ RETIRED_CODECS: Mapping[str, CodecEntry] = MappingProxyType({"q1": CodecEntry(No
 
 
 def codec_in_offer(name: str) -> str:
-    """What offers call a codec: ``NAME``, or ``NAME/VERSION`` once its bytes have changed.
-
-    So a specification keeps its name, and with it a run its id.
-    """
+    """What offers call a codec: ``NAME``, or ``NAME/VERSION`` once its bytes have changed."""
     version = CODECS[name].version
     return name if version == 1 else f"{name}/{version}"
 

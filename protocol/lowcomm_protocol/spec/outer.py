@@ -45,11 +45,10 @@ class OuterSettings:
         return self.rule.gain(self)
 
     def after(self, intervals: int) -> "OuterSettings":
-        """The settings of an outer step that comes so many intervals after the one before.
+        """The settings of an outer step that comes ``intervals`` after the one before.
 
-        The momentum is to remember as many inner steps however rare exchanges are, as over a slow
-        line, so it fades in each interval. By products alone: powers may round differently
-        elsewhere.
+        The momentum fades in each interval, however rare exchanges are. By products alone: powers
+        may round differently elsewhere.
         """
         memory = self.memory
         for _ in range(min(intervals, FORGOTTEN) - 1):
@@ -60,8 +59,7 @@ class OuterSettings:
 class OuterRule(ABC):
     """How slow weights and outer momentum follow from the mean of a group's contributions.
 
-    ``exchange/rules.py`` has ours. The module is imported where specifications are checked, so it
-    imports NumPy and numba only where it computes.
+    Modules of rules import NumPy and numba only where they compute.
     """
 
     @abstractmethod
@@ -81,11 +79,9 @@ class OuterRule(ABC):
     def step(
         self, settings: OuterSettings, phi: "Vector", delta: "Vector", pooled: "Vector"
     ) -> None:
-        """One outer step, in place on ``phi`` and ``delta``; ``pooled``: the mean, as outer.py
-        defines it.
+        """One outer step, in place on ``phi`` and ``delta``; ``pooled``: the mean.
 
-        All are float32 [numel]: a piece of a fragment, so each value must follow from those at its
-        own place. Must give the same bits on every processor.
+        All are float32 [numel] of a piece. Must give the same bits on every processor.
         """
 
 
@@ -93,14 +89,11 @@ def consensus_radius(settings: OuterSettings, group: int, swarm: int | None = No
     """Factor by which the mean square of the peers' disagreement changes in one outer step without
     any progress.
 
-    Groups of ``group`` are drawn at random from ``swarm`` peers (None: very many). Below 1 the
-    disagreement dies out. With x the distance of phi to the group's mean, an outer step is ``phi' =
-    phi + p*delta + q*x`` and ``delta' = r*delta + s*x``. For peers alike and uncorrelated but for
-    their zero sum, E[x*x] = E[x*phi] = k*E[phi^2] and E[x*delta] = k*E[phi*delta], with k = (1 -
-    1/group) * swarm / (swarm - 1). So the three second moments (phi*phi, phi*delta, delta*delta)
-    follow a matrix, whose spectral radius this is. For noloco in a large swarm it is below 1 for
-    consensus < 2 * (1 - a*a) / (1 + a - 2*a*k), a = momentum: 1.82, 1.5, 0.38 for pairs at .3, .5,
-    .9.
+    Groups of ``group`` are drawn at random from ``swarm`` peers (None: very many). With x the
+    distance of phi to the group's mean, an outer step is ``phi' = phi + p*delta + q*x`` and
+    ``delta' = r*delta + s*x``. For peers alike and uncorrelated but for their zero sum, E[x*x] =
+    E[x*phi] = k*E[phi^2] and E[x*delta] = k*E[phi*delta], with k = (1 - 1/group) * swarm / (swarm -
+    1). So the three second moments follow a matrix, whose spectral radius this is.
     """
     k = (1.0 - 1.0 / group) * (1.0 if swarm is None else swarm / (swarm - 1.0))
     p, q, r, s = settings.rule.dynamics(settings)
@@ -139,8 +132,6 @@ def validate_outer(settings: OuterSettings, group: int) -> None:
     diverge.
 
     Tested for pairs too, because a group that has lost members is a smaller one and less stable.
-    Without a consensus term nothing pulls the peers together and nothing diverges: that is for
-    groups of all peers.
     """
     if settings.memory and not settings.rule.remembers:
         raise SpecError(
@@ -164,8 +155,7 @@ def _diverges(settings: OuterSettings, group: int) -> bool:
 
 
 def _largest_consensus(settings: OuterSettings, group: int) -> float:
-    """The consensus where the radius reaches 1, by bisection below the unstable one of
-    ``settings``."""
+    """The consensus where the radius reaches 1, by bisection below that of ``settings``."""
     low, high = 0.0, settings.consensus
     for _ in range(60):
         middle = (low + high) / 2.0

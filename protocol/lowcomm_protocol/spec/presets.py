@@ -21,15 +21,12 @@ class Preset:
     optimizer: str = "adamw"
     """The inner optimizer, unless the creator says otherwise."""
     layers_a_fragment: int = 0
-    """Where it is given, ``fragments`` follows from the layers of the model; that of ``sync`` is
-    for models that tell no layers."""
+    """Where it is given, ``fragments`` follows from the layers of the model, if these are known."""
     even: bool = False
-    """Fragments that whole layers would leave uneven are cut by rows: over a slow line the largest
-    one takes longest."""
+    """Cut fragments by rows where whole layers would leave them uneven."""
 
     def settings(self, layers: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All values of ``[sync]`` for a model of so many layers: those that are ``given``, and of
-        the rest those of the preset."""
+        """All values of ``[sync]`` for a model of so many layers; those ``given`` come first."""
         settings = dict(self.sync)
         if given.get("group") == 2:
             settings.pop("error_feedback", None)  # pairs have none

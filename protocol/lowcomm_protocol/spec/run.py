@@ -59,14 +59,12 @@ MAX_SPEC_BYTES = 24 * 1024
 MAX_SIGNED_BYTES = 29 * 1024
 """The same with its signature, as text within a text."""
 MAX_STEP_TOKENS = 1024 * 1024
-"""Tokens of one inner step (``batch * context``) in a new run: all of them lie in a peer's memory
-at once."""
+"""Most tokens of one inner step in a new run: a peer holds all of them in memory."""
 PLAN = "plan"
 """Section of a run.toml that is its creator's alone: the line that the run was planned for."""
 AUTO = "auto"
 VALUES, MOST_VALUES = 16_000_000, 64_000_000
-"""Values of a fragment with "auto": the usual number, 64 MB in fp32, so that what exchanges hold
-stays small beside the model; and the largest."""
+"""Values of a fragment with "auto": the usual number (64 MB in fp32), and the largest."""
 _PURPOSE = "run specification"
 
 
@@ -143,18 +141,12 @@ class RunSpec(Settings):
         return ""
 
     def canonical(self) -> bytes:
-        """The document that this release signs for these settings.
-
-        A run that is signed already has its own.
-        """
+        """The document that this release signs for these settings; a signed run has its own."""
         return write_document(self.model_dump())
 
     @property
     def run_id(self) -> str:
-        """The id of a run that this release signs with just these settings.
-
-        A run that is signed already has its own.
-        """
+        """The id of a run that this release signs with these settings; a signed run has its own."""
         return run_id_of(self.canonical())
 
     @property
@@ -172,8 +164,7 @@ class SignedRun:
     """Peer id of the creator."""
     signature: bytes
     document: bytes
-    """What was signed, to the byte: this release may read less of it, or would write it in another
-    way."""
+    """Signed bytes: this release may read less of them, or would write them otherwise."""
 
     @property
     def run_id(self) -> str:
@@ -186,10 +177,7 @@ class SignedRun:
         return self.run_id[:12]
 
     def to_bytes(self) -> bytes:
-        """The form that is published and kept in files.
-
-        Only the envelope is made anew, so nobody can pad it.
-        """
+        """The form that is published and kept in files; nobody can pad it."""
         return json.dumps(
             {
                 "creator": self.creator,
@@ -219,10 +207,9 @@ def parse_toml(
     source: str = "run specification",
     parameters: Callable[[ModelSettings], int] | None = None,
 ) -> RunSpec:
-    """Read a specification that a person wrote.
+    """Read a specification that a person wrote. Raises SpecError or VersionError.
 
-    ``parameters`` counts those of a model, where ``fragments = "auto"`` may be resolved. Raises
-    SpecError or VersionError with the remedy.
+    ``parameters`` counts those of a model, where ``fragments = "auto"`` may be resolved.
     """
     try:
         data = tomllib.loads(text)
@@ -261,10 +248,9 @@ def _with_fragments(
 
 
 def fragment_count(parameters: int, interval: int, least: int) -> int:
-    """Number of fragments that a model is cut into: ``least``, or more.
+    """Number of fragments with "auto": ``least`` or more, at most one for each step.
 
-    There are no more than steps in an ``interval``, or two would be due at once. Raises SpecError
-    where that leaves them too large.
+    Raises SpecError where that leaves them too large.
     """
     count = min(interval, max(least, -(-parameters // VALUES)))
     if parameters > count * MOST_VALUES:
@@ -277,10 +263,7 @@ def fragment_count(parameters: int, interval: int, least: int) -> int:
 
 
 def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
-    """What a new run must keep to, beside the bounds of its settings. Raises SpecError.
-
-    A run that is signed already is read all the same, for it may train since an earlier release.
-    """
+    """Raise SpecError for what only new runs must keep to, beside the bounds of their settings."""
     if spec.retired:
         raise SpecError(
             f"{source}: {spec.retired}, which only earlier releases can train with: set codec = "
@@ -332,10 +315,7 @@ def parse_canonical(text: str, source: str = "run specification") -> RunSpec:
 
 
 def amended(spec: RunSpec, settings: Mapping[str, Any], source: str) -> RunSpec:
-    """A specification with other values of some settings (``SECTION.SETTING``).
-
-    Raises SpecError.
-    """
+    """A specification with other values of some ``SECTION.SETTING``. Raises SpecError."""
     data = spec.model_dump()
     for name, value in settings.items():
         section, _, setting = name.partition(".")
@@ -344,10 +324,7 @@ def amended(spec: RunSpec, settings: Mapping[str, Any], source: str) -> RunSpec:
 
 
 def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:
-    """Sign a specification, and name its creator in it.
-
-    Raises SpecError if it names another creator, or is too large to publish.
-    """
+    """Sign a specification, and name its creator in it. Raises SpecError."""
     if spec.run.creator not in ("", creator.peer_id):
         raise SpecError(
             f"run.creator = {spec.run.creator!r}, but {creator.peer_id} signs: remove that line, "
@@ -368,8 +345,7 @@ def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:
 def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun:
     """Read a published specification and check its signature.
 
-    Raises SpecError if it is malformed, VersionError if this release can't read it, SignatureError
-    if the signature is not the creator's.
+    Raises SpecError, VersionError if this release can't read it, or SignatureError.
     """
     creator, document, signature = _read_envelope(data, source)
     spec = parse_canonical(document.decode(), source)
@@ -382,8 +358,7 @@ def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun
 
 
 def name_signed_run(data: bytes, source: str = "run specification") -> tuple[str, str]:
-    """Run id and creator of a run that this release need not be able to read: storers keep it for
-    those that are.
+    """Run id and creator of a run that storers keep, even if they can't read all of it.
 
     Raises SpecError, SignatureError.
     """

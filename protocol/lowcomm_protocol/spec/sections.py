@@ -134,8 +134,7 @@ class Settings(BaseModel):
 
 
 class RunSettings(Settings):
-    """``[run]``: the name that people use, the seed that all randomness derives from, the length,
-    and who may join."""
+    """``[run]``: name, seed of all randomness, length, and who may join."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     description: Annotated[str, Field(max_length=500)] = ""
@@ -145,8 +144,7 @@ class RunSettings(Settings):
     start_peers: Annotated[int, Field(ge=1, le=1024)] = 1
     """How many peers must be there before the first step; after it nobody waits for anybody."""
     creator: str = ""
-    """Who signs the run, and with it invites and removals; signing fills it in, so that the run id
-    names it as well."""
+    """Peer id of the signer, who alone signs invites and removals; filled in by signing."""
     admission: Literal["open", "invite", "list"] = "open"
     """Who may join: anybody, whom the creator invites, or the members; the creator always may."""
     members: Annotated[tuple[PeerId, ...], SORTED, Field(strict=False, max_length=MAX_MEMBERS)] = ()
@@ -177,10 +175,7 @@ class RunSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """``[model]``: what all kinds of model have.
-
-    The rest comes from the family that ``kind`` names.
-    """
+    """``[model]``: settings of all kinds of model; the family of ``kind`` adds its own."""
 
     kind: Annotated[str, OneOf(MODELS)] = "transformer"
     vocab: Annotated[int, Field(ge=2, le=1_000_000)] = 256
@@ -188,10 +183,7 @@ class ModelSettings(Settings):
 
 
 def settings_of_kind(data: object) -> type[ModelSettings]:
-    """The section ``[model]`` of the kind that ``data`` names.
-
-    That of all kinds where there is none of it.
-    """
+    """The class of ``[model]`` that ``data`` names; `ModelSettings` if there is none."""
     kind = (
         cast("dict[str, Any]", data).get("kind", "transformer") if isinstance(data, dict) else None
     )
@@ -218,11 +210,10 @@ class DataSettings(Settings):
     tokenizer_pieces: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the SHA-256s of its pieces, as of ``start.files``."""
     tokenizer_check: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """SHA-256 of the tokens that it makes of a fixed text, which another release of its library
-    might read in another way; empty: nobody checks them."""
+    """SHA-256 of the tokens of a fixed text, since releases of the library may differ; empty: not
+    checked."""
     begin_tokens: Annotated[tuple[Token, ...], Field(strict=False, max_length=8)] = ()
-    """Tokens before each document, and before each prompt of ``generate``, as the template of the
-    tokenizer has them."""
+    """Tokens before each document and each prompt of ``generate``."""
     end_token: Token | None = None
     """Token after each document; missing: one that the tokenizer names ``<|endoftext|>``,
     ``<|end_of_text|>``, ``</s>``, ``<eos>`` or ``[SEP]``."""
@@ -321,10 +312,7 @@ RARELY = 32
 
 
 class SyncSettings(Settings):
-    """``[sync]``: when, with how many, and how fragments are exchanged.
-
-    A method is a preset of these.
-    """
+    """``[sync]``: when, with how many, and how fragments are exchanged; a method presets it."""
 
     method: Annotated[str, OneOf(PRESETS)] = "lowcomm"
     interval: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -349,8 +337,7 @@ class SyncSettings(Settings):
     slice_rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Where a swarm has more peers than a group holds: rounds for which the same peers meet."""
     min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Inner steps since a fragment's last contribution before a peer accepts another exchange of
-    it."""
+    """Own inner steps since a fragment's last contribution before another exchange of it."""
     outer: Annotated[str, OneOf(OUTER_RULES)]
     outer_lr: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)]
     momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
@@ -359,15 +346,13 @@ class SyncSettings(Settings):
     (quasi-global momentum); 0: the momentum is the last step. A file that has ``momentum`` and no
     ``memory`` means 0."""
     consensus: Annotated[float, Field(ge=0.0, le=10.0, allow_inf_nan=False)]
-    """Pull of the slow weights towards those of the group (NoLoCo's gamma); 0 where all peers
-    always meet."""
+    """Pull of the slow weights towards those of the group (NoLoCo's gamma)."""
     merge: Literal["shift", "mix"]
     mix: Fraction
     """Share of the fast weights that ``merge = "mix"`` keeps."""
 
     def realigns_among(self, peers: int) -> bool:
-        """Whether a swarm of so many peers would often realign: its groups change, and nothing
-        pulls their weights together."""
+        """Whether so many peers would often realign: slices change, and weights are not pulled."""
         changes = peers > self.group and self.slice_rounds < RARELY
         return self.group > 1 and self.consensus == 0 and changes
 
