@@ -31,8 +31,7 @@ _HELD_OUT_DOCUMENTS = 100
 
 @dataclass(frozen=True)
 class PythonCorpus:
-    """Source text of the running Python's standard library; every 20th file, by name, is held
-    out."""
+    """Source text of Python's standard library; every 20th file, by name, is held out."""
 
     root: Path
     name: str = "builtin:python"
@@ -69,11 +68,8 @@ class PythonCorpus:
         return files
 
     def _sources(self) -> Iterator[tuple[str, Path]]:
-        """The library's files. Folders of other packages are skipped: they can be far larger.
-
-        ``_sysconfigdata`` and ``config-*`` contain paths of this machine. Without them equal
-        Pythons have equal text.
-        """
+        """The library's files, but those that hold paths of this machine: equal Pythons have equal
+        text. Folders of other packages can be far larger."""
         for folder, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if name not in _SKIPPED]
             for file in files:
@@ -86,11 +82,8 @@ class PythonCorpus:
 
 @dataclass(frozen=True)
 class FileCorpus:
-    """Files of one kind named by this machine's owner.
-
-    Of long text files the end is held out, the last hundredth; of other documents one in 100, by
-    content.
-    """
+    """Files of one kind named by the owner. Of a long text file the last hundredth is held out, of
+    other documents one in 100, by content."""
 
     kind: str
     origin: str
@@ -113,11 +106,8 @@ class FileCorpus:
         return sum(path.stat().st_size for path in self.files)
 
     def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
-        """All documents, always in the same order, with bounded memory; ``reading`` follows.
-
-        At least one document, or the end of one, is held out, with all its copies. Raises
-        DataError.
-        """
+        """All documents, always in the same order. At least one, or the end of one, is held out,
+        with all its copies. Raises DataError."""
         spare = self._spare()
         for document in self._texts(reading or ReadProgress()):
             if document.held_out is not None:
@@ -135,8 +125,7 @@ class FileCorpus:
                     yield Document(part, out, is_last, document.file)
 
     def _spare(self) -> int | None:
-        """The hash of the document to hold out if no other is. Of a large corpus it reads only the
-        beginning."""
+        """The hash of the document to hold out if no other is."""
         smallest: int | None = None
         for document in self._texts(ReadProgress()):
             number = _hash(document.text)
@@ -156,13 +145,8 @@ Corpus = PythonCorpus | FileCorpus | StoryCorpus
 
 
 def open_corpus(source: str, field: str = "text") -> Corpus:
-    """``builtin:python``, ``builtin:stories``, or a path: a file, a folder or a glob, whose kind
-    follows from its files.
-
-    ``text:``, ``jsonl:`` or ``parquet:`` before the path overrides that; of a folder it selects the
-    files of that kind. Raises ConfigError if the path names nothing, binary files, or files of
-    several kinds.
-    """
+    """``builtin:python``, ``builtin:stories``, or a file, folder or glob of one kind. ``text:``,
+    ``jsonl:`` or ``parquet:`` before it selects the kind. Raises ConfigError."""
     if source == "builtin:python":
         return PythonCorpus(Path(sysconfig.get_path("stdlib")))
     if source == NAME:

@@ -16,11 +16,8 @@ from typing import Any, BinaryIO, cast
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.system.command import install
 
-PART_BYTES = 1 << 20
-"""Bytes of a text that are tokenized at once. A longer text is cut after lines, where the next part
-follows as if it had not been cut."""
-LONG_BYTES = 256 << 10
-"""Bytes of a text file from which on its end is held out, instead of all of it or nothing."""
+PART_BYTES = 1 << 20  # of a text that are tokenized at once: a longer text is cut after lines
+LONG_BYTES = 256 << 10  # of a text file whose end is held out, instead of all of it or nothing
 SHORTEST_TAIL = 4 << 10  # bytes of such an end
 TAIL_SHARE = 100
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
@@ -36,8 +33,7 @@ _MAGIC = {
     b"\xfe\xff": "UTF-16 rather than UTF-8",
 }
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
-_OBJECT = re.compile(rb'(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
-"""The beginning of a JSON object, or of a list of them."""
+_OBJECT = re.compile(rb'(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')  # a JSON object, or a list of them
 _HEAD_BYTES = 4096  # bytes of each file that are read to find its kind
 _LONGEST_LINE = 64 << 20
 _LONGEST_CHARACTER = 4
@@ -89,10 +85,7 @@ def is_there(source: str) -> bool:
 
 def find_files(path: str) -> list[Path]:
     """Sorted files: the path itself, those in the folder at any depth (not hidden), or a glob's.
-
-    Links are followed; a folder or file that several of them lead to is read once. Raises
-    ConfigError if a folder can't be read.
-    """
+    Links are followed; what several lead to is read once. Raises ConfigError."""
     root = _expanded(path)
     before, deep, after = f"/{root}/".partition("/**/")
     if root.is_dir():
@@ -143,11 +136,8 @@ def _expanded(path: str) -> Path:
 
 
 def choose(path: str, wanted: str | None) -> tuple[str, Sequence[Path]]:
-    """The kind of the files at a path, and those that are of it.
-
-    Of a folder ``wanted`` selects the files of that kind; a file or a glob is taken at the owner's
-    word. Raises ConfigError, which names some files, if they are mixed or can't be read.
-    """
+    """The kind of the files at a path, and those that are of it. Of a folder ``wanted`` selects the
+    files of that kind; a file or a glob is taken at the owner's word. Raises ConfigError."""
     files, is_folder = find_files(path), _expanded(path).is_dir()
     if not files or (wanted not in (None, TEXT) and not is_folder):
         return wanted or TEXT, files
@@ -174,10 +164,8 @@ def choose(path: str, wanted: str | None) -> tuple[str, Sequence[Path]]:
 
 
 def kind_of(path: Path) -> str:
-    """``text``, ``jsonl``, ``parquet``, or in other words what else a file holds.
-
-    The contents decide, and the name where they can't. Errors of reading are left to its reader.
-    """
+    """``text``, ``jsonl``, ``parquet``, or in other words what else a file holds. The contents
+    decide, and the name where they can't. Errors are left to its reader."""
     head = b""
     with suppress(DataError), open_unpacked(path) as (file, _):
         head = file.read(_HEAD_BYTES)

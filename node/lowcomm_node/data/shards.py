@@ -38,12 +38,8 @@ from lowcomm_node.storage.files import (
 
 FORMAT = 3
 SHARD_BYTES = 256 << 20
-CHECKED_BYTES = 1 << 30
-"""Up to this size data is hashed at every start. Beyond it only the sizes are compared, since
-hashing takes minutes."""
-BATCH_BYTES = (256 << 10) * (os.cpu_count() or 1)
-"""Bytes of text tokenized at once: enough for all cores, little memory, and progress about once a
-second."""
+CHECKED_BYTES = 1 << 30  # more is not hashed at every start, which takes minutes: sizes must do
+BATCH_BYTES = (256 << 10) * (os.cpu_count() or 1)  # of text tokenized at once: about a second
 _MANIFEST = "manifest.json"
 _LINE_END = b"\n"
 _SPLITS = ("train", "held_out")
@@ -76,11 +72,8 @@ class Split:
         return sum(len(shard) for shard in self.shards)
 
     def window(self, start: int, length: int) -> NDArray[np.int64]:
-        """``length`` tokens from number ``start`` on, int64.
-
-        Raises DataError if one is not below ``vocab``: a GPU would answer that with the loss of its
-        whole process.
-        """
+        """``length`` tokens from number ``start`` on, int64. Raises DataError if one is not below
+        ``vocab``: a GPU would answer that with the loss of its whole process."""
         parts: list[NDArray[Any]] = []
         for shard in self.shards:
             if len(shard) > start and length > 0:
@@ -125,11 +118,10 @@ def open_data(
     disk_quota: DiskQuota | None = None,
     tell: Tell = lambda _: None,
 ) -> Dataset:
-    """Open a source (see ``open_corpus``) chosen by the run or the machine's owner.
+    """Open a source (``open_corpus``), tokenized once into ``cache_dir`` (``open_tokenizer``).
 
-    It is tokenized once into ``cache_dir``, by the tokenizer of this name (``open_tokenizer``).
     ``disk_quota``: of the home; ``tell`` receives the progress after each batch. Raises
-    ConfigError, DataError if the text is missing, malformed or too short, DiskFull.
+    ConfigError, DataError if the text is malformed or too short, DiskFull.
     """
     corpus = open_corpus(source, field)
     encoder = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
@@ -234,11 +226,8 @@ def _append(folder: Path, split: str, size: int, data: bytes) -> int:
 
 
 def _encode(tokenizer: Tokenizer, batch: Sequence[Document], begins: bool) -> list[NDArray[Any]]:
-    """The tokens of documents; ``begins``: whether the first one is the beginning of a text.
-
-    A later part of a text is encoded behind a line end, as many tokenizers put a blank before what
-    they take for a beginning. Raises DataError.
-    """
+    """The tokens of documents; ``begins``: whether the first one begins a text. A later part
+    is encoded behind a line end, as many tokenizers put a blank before a beginning."""
     for document in batch if isinstance(tokenizer, FileTokenizer) else ():
         try:
             document.text.decode()

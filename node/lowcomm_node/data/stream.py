@@ -13,11 +13,8 @@ from lowcomm_node.errors import DataError
 
 
 class TrainStream:
-    """Random windows of a split. Every peer draws its own, from the run's seed and its id alone.
-
-    Batch number n depends on nothing before it, so a number is all that a resume needs. Raises
-    DataError if the split is shorter than one window.
-    """
+    """Random windows of a split. Every peer draws its own, from the run's seed and its id alone; a
+    batch depends on its number only. Raises DataError if the split is shorter than a window."""
 
     def __init__(self, split: Split, context: int, batch: int, seed: int, peer_id: str) -> None:
         _require(split, context, "training")
@@ -48,9 +45,7 @@ class TrainStream:
 
 def held_out_windows(split: Split, context: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Tokens and targets, int64 ``[count, context]``, the same on every peer with the same data.
-
-    Raises DataError if the split is shorter than one window.
-    """
+    Raises DataError."""
     _require(split, context, "held-out")
     return _windows(split, context, count, f"held-out:{seed}")
 

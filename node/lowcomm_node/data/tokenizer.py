@@ -17,19 +17,13 @@ from numpy.typing import NDArray
 
 from lowcomm_node.data.stories import NAME as STORIES
 from lowcomm_node.data.stories import PIECES, words
+from lowcomm_node.data.trial import CHECKED
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.files import sha256_file, write_atomic
 from lowcomm_node.system.command import install
 from lowcomm_protocol.spec.sections import BYTES, MAX_TOKENIZER_BYTES, STORY_TOKENS
 
 KEPT = "tokenizer.json"  # name of the copy in the folder of a run
-CHECKED = (
-    "The quick brown fox can't jump over 13 lazy dogs...\n\n\tdef f(x_1):  # 3.14e-10\r\n"
-    "        return x_1 ** 2 != 1234567890\n Größe, naïve œuvre, Ελλάδα, Жизнь прекрасна! "
-    "中文字符、日本語のテキスト、한국어 — עברית, العربية, हिन्दी; ∑ x² ≤ √π "
-    "\U0001f600\U0001f469\u200d\U0001f4bb e\u0301 \ufeff <|endoftext|></s>[SEP]  \u00a0 end   "
-)
-"""The text of ``data.tokenizer_check``: scripts, spaces, numbers, code, special tokens."""
 TRIAL_SECONDS = 600.0  # for the process that tries a file, which also has limits of its own
 _TRIED = set[bytes]()  # SHA-256 of files that have passed
 _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
@@ -78,16 +72,11 @@ class BytesTokenizer(Tokenizer):
 
 
 class StoryTokenizer(Tokenizer):
-    """Words of the tiny stories with the blank before them, and bytes for all else.
-
-    Numbers below 256 are bytes, as in the tokenizer ``bytes``, so every text has tokens and comes
-    back as it was.
-    """
+    """Words of the tiny stories with the blank before them, and bytes (below 256) for all else."""
 
     name = STORIES
     vocab = STORY_TOKENS
-    separator = ord("\n")
-    """An empty line follows a story."""
+    separator = ord("\n")  # an empty line follows a story
 
     def __init__(self) -> None:
         self._tokens = {word: BYTES + number for number, word in enumerate(words())}
@@ -112,8 +101,7 @@ class StoryTokenizer(Tokenizer):
 
 
 class FileTokenizer(Tokenizer):
-    """A tokenizer.json of Hugging Face's ``tokenizers``, at a path named by this machine's
-    owner."""
+    """A tokenizer.json of Hugging Face's ``tokenizers``."""
 
     def __init__(self, path: Path, begins: Sequence[int] = (), end: int | None = None) -> None:
         """Open it; ``begins``, ``end``: the tokens around each document. Raises ConfigError."""
@@ -187,10 +175,7 @@ class FileTokenizer(Tokenizer):
 
 def open_tokenizer(name: str, begins: Sequence[int] = (), end: int | None = None) -> Tokenizer:
     """``bytes``, ``builtin:stories``, or the path of a tokenizer.json; ``begins``, ``end``: the
-    tokens around each document, if not those of older runs.
-
-    Raises ConfigError if it can't be opened.
-    """
+    tokens around each document, if not those of older runs. Raises ConfigError."""
     if name in (BytesTokenizer.name, STORIES):
         return BytesTokenizer() if name == BytesTokenizer.name else StoryTokenizer()
     if name == "local":
@@ -219,11 +204,8 @@ def check_of(tokenizer: Tokenizer) -> str:
 
 
 def check_tokenizer(tokenizer: Tokenizer, wanted: str, vocab: int, tokens: str = "") -> None:
-    """Raise ConfigError if a tokenizer is not the one of a run.
-
-    ``wanted``: its SHA-256, ``tokens``: what ``check_of`` gives (empty: nobody knows); ``vocab``:
-    of the model, which must have room for all tokens.
-    """
+    """Raise ConfigError if a tokenizer is not the one of a run: of SHA-256 ``wanted``, for a model
+    of ``vocab`` tokens, where ``check_of`` gives ``tokens`` (empty: nobody knows)."""
     if wanted and tokenizer.sha256 != wanted:
         raise ConfigError(
             f"{describe(tokenizer)} is not the tokenizer of this run: its SHA-256 is "
@@ -255,8 +237,7 @@ def describe(tokenizer: Tokenizer) -> str:
 
 
 def identify(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A checkpoint's entry for its tokenizer: file name without folder, or the name of one that is
-    built in; SHA-256, which ``bytes`` has not; and the tokens around documents."""
+    """A checkpoint's entry for its tokenizer: name, SHA-256, and the tokens around documents."""
     if isinstance(tokenizer, FileTokenizer):
         return {"file": tokenizer.path.name, "sha256": tokenizer.sha256, **tokenizer.marks}
     return {"file": tokenizer.name, "sha256": tokenizer.sha256}
@@ -280,8 +261,7 @@ def use_threads(count: int | None) -> None:
 
 
 def _read_tried(path: Path) -> bytes:
-    """Read a file, perhaps a stranger's, and try it in a process of its own. Raises ConfigError
-    where it can't be read, or takes too much memory or time."""
+    """Read a file, perhaps a stranger's, and try it in a process of its own. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_TOKENIZER_BYTES + 1)

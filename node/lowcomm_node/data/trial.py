@@ -2,8 +2,7 @@
 
 A file of a few kilobytes can take any amount of both: replacements that multiply one another,
 long prefixes, regular expressions that backtrack. This script reads the file from its standard
-input and prints what is wrong with it, or nothing. It imports nothing of lowcomm, so it starts in a
-fifth of a second.
+input and prints what is wrong with it, or nothing. It imports nothing of lowcomm: it starts fast.
 """
 
 import base64
@@ -25,13 +24,14 @@ LONGEST_TOKEN, LONGEST_AFFIX, LONGEST_WORD = 1024, 64, 1000  # characters
 MOST_ADDED = 64  # tokens that a template may add to a text
 _LONGEST_MAPPED = 64  # bytes; the longest that Unicode itself puts in place of a character has 33
 _PROBE = 16 << 10  # characters of each text that is tried
-_PROSE = (
+CHECKED = (
     "The quick brown fox can't jump over 13 lazy dogs...\n\n\tdef f(x_1):  # 3.14e-10\r\n"
     "        return x_1 ** 2 != 1234567890\n Größe, naïve œuvre, Ελλάδα, Жизнь прекрасна! "
-    "中文字符、日本語のテキスト、한국어 — עברית, العربية, हिन्दी; ∑ x² ≤ √π \U0001f600 e\u0301 "
-    "<|endoftext|></s>[SEP]  \u00a0 end   "
+    "中文字符、日本語のテキスト、한국어 — עברית, العربية, हिन्दी; ∑ x² ≤ √π "
+    "\U0001f600\U0001f469\u200d\U0001f4bb e\u0301 \ufeff <|endoftext|></s>[SEP]  \u00a0 end   "
 )
-_PROBES = (_PROSE, "a", " ", "\n", "1", ".", "ab ", "a1", "=-", "a\n", "中")
+"""The text of ``data.tokenizer_check``: scripts, spaces, numbers, code, special tokens."""
+_PROBES = (CHECKED, "a", " ", "\n", "1", ".", "ab ", "a1", "=-", "a\n", "中")
 _AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 _MAY_BE_EMPTY = re.compile(r"[*?|^$]|\\[bBAzZG]|\{[0,]|\(\)")
 

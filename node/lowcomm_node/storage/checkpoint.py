@@ -45,12 +45,10 @@ if TYPE_CHECKING:  # reading a manifest needs no torch, which takes seconds to l
 FORMAT = 1
 MANIFEST, DIVERGED = "manifest.json", "diverged.json"
 _STEP = re.compile(r"step-(\d{10})")
-_PART = r"^[a-z][a-z0-9_-]{0,63}$"
-"""A part's name, which becomes a file name: it can't leave the folder."""
+_PART = r"^[a-z][a-z0-9_-]{0,63}$"  # a part's name becomes a file name: it can't leave the folder
 _REMOVING, _REPLACED = ".removing-", ".replaced-"
 _END_OF_TIME = 253_402_300_800.0  # the year 10,000, in seconds since the epoch
-_OVERHEAD = 1 << 20
-"""Bytes for headers, manifest and the file system's own records, beside the tensors themselves."""
+_OVERHEAD = 1 << 20  # bytes of headers, manifest and the file system's own records
 
 
 class PartFile(BaseModel):
@@ -221,17 +219,14 @@ class CheckpointStore:
         created_at: float,
         taken: Callable[[], None] = lambda: None,
     ) -> CheckpointInfo:
-        """Write a checkpoint, then remove the oldest beyond ``keep``. It is durable when this
-        returns.
+        """Write a durable checkpoint, in place of one of this step, and remove the oldest ones.
 
         ``taken`` is called once the tensors are not read any more; what it raises ends the save.
-        ``meta`` must be plain JSON. Saving a step again replaces its former checkpoint. Raises
-        DiskFull, CheckpointError if ``meta`` can't be stored. After any of them, and after a crash
-        at any point, the earlier checkpoints are unchanged.
+        Raises DiskFull, CheckpointError if ``meta`` is not plain JSON. After any of them, and after
+        a crash at any point, the earlier checkpoints are unchanged.
         """
-        from lowcomm_node.storage.state_file import state_bytes
-
-        needed = sum(state_bytes(tensors) for tensors in tensors_by_part.values()) + _OVERHEAD
+        tensors = [tensor for part in tensors_by_part.values() for tensor in part.values()]
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _OVERHEAD
         with folder_lock(self.folder):
             self._sweep()
             try:
@@ -378,11 +373,8 @@ class CheckpointStore:
         self._disk_quota.require(needed, "A checkpoint")
 
     def _prune(self, newest: int) -> None:
-        """Keep the new one and the newest complete ones before it.
-
-        Steps beyond it were abandoned when the node resumed from an earlier one: they go first,
-        like damaged ones and those from which training diverged.
-        """
+        """Keep the new one and the newest sound ones before it. Steps beyond it were abandoned when
+        the node resumed from an earlier one, and go first, as do those that are not sound."""
         sound = self._sound_steps()
         ranked = sorted(
             self.steps(), key=lambda step: (step in sound and step <= newest, step in sound, step)
@@ -395,8 +387,7 @@ class CheckpointStore:
             self._sweep()
 
     def _remove(self, step: int) -> None:
-        """Rename a checkpoint away, so that no crash leaves a part of it under its name. The next
-        sweep removes its files."""
+        """Rename a checkpoint away, so that no crash leaves a part of it; a sweep removes it."""
         path = self._path(step)
         path.rename(self.folder / f"{_REMOVING}{path.name}")
 

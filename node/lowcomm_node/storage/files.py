@@ -62,8 +62,7 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def disk_full_error(folder: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn "no space left" into DiskFull, with the folder, the bytes needed and free, and the
-    remedy."""
+    """Turn "no space left" into DiskFull, with the bytes needed and free, and the remedy."""
     try:
         yield
     except OSError as error:
@@ -142,9 +141,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
 @contextmanager
 def new_folder(path: Path, size: int | None = None) -> Iterator[Path]:
     """Context with an empty folder, which appears at ``path``, whole and durable, at its end.
-
-    Raises CheckpointError if something is there already, DiskFull if ``size`` bytes do not fit.
-    """
+    Raises CheckpointError if something is there already, DiskFull."""
     if path.exists():
         raise CheckpointError(f"{path} exists: name a folder that does not.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -235,11 +232,8 @@ def _check_owner(home: Path) -> None:
 
 @contextmanager
 def home_lock(path: Path) -> Iterator[None]:
-    """Context in which this process is the only daemon of a home; it ends with the process.
-
-    Raises RetryLater if another daemon has it, ConfigError if home or lock belong to another user
-    or can't be locked, DiskFull.
-    """
+    """Context in which this process is the only daemon of a home. Raises RetryLater if another one
+    is, ConfigError if home or lock belong to another user or can't be locked, DiskFull."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _check_owner(path.parent)
     foreign = ConfigError(
@@ -296,8 +290,7 @@ class DiskQuota:
         return float("inf") if self.most is None else max(0, self.most - self.used())
 
     def require(self, needed: float, what: str, room: float | None = None) -> None:
-        """Raise DiskFull if ``needed`` bytes of ``what`` exceed the quota, of which ``room`` bytes
-        are left (None: measure them)."""
+        """Raise DiskFull if ``needed`` bytes of ``what`` exceed ``room`` (None: measure it)."""
         room = self.room() if room is None else room
         if self.most is not None and needed > room:
             raise DiskFull(

@@ -28,9 +28,8 @@ from lowcomm_protocol.state import name_of
 
 MAX_SNAPSHOTS = 2  # on disk at once
 KEEP_SECONDS = 120.0  # seconds to keep an unused snapshot, so interrupted joiners can resume
-SHORTEST_LIFE = 2.0
-"""Seconds before another one is made, and at least this many times what making one takes:"""
-COST_SHARE = 4.0
+SHORTEST_LIFE = 2.0  # seconds before another one is made,
+COST_SHARE = 4.0  # and at least this many times what making one takes
 FAILED_PAUSE = 30.0  # seconds before the next attempt after a failure
 
 

@@ -23,18 +23,11 @@ _SYSTEM = re.compile(r"\(os error (\d+)\)")
 """safetensors is written in Rust, and gives the system's error number only in its text."""
 
 
-def state_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of the values of ``tensors`` in a file."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
 def write_state(
     path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
     """Write tensors from their memory, without a copy unless one is on a GPU or not contiguous.
-
-    Raises CheckpointError on what the format can't hold: shared memory, an unknown dtype; OSError.
-    """
+    Raises CheckpointError on what the format can't hold, such as shared memory; OSError."""
     if _RESERVED in tensors:
         raise CheckpointError(
             f"{_RESERVED!r} can't be a tensor's name in {path.name}: give it another."
