@@ -19,23 +19,18 @@ from helpers.processes import (
 from helpers.waiting import until
 from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_node.status.events import EVENTS, read_notice
-from lowcomm_node.status.model import PeerStatus, Status, read, to_json
-from lowcomm_node.sync.history import ExchangeEnded
+from lowcomm_node.status.model import read, to_json
 from lowcomm_node.system.command import ending_signals
-from lowcomm_node.web.api import ROOT
+from lowcomm_node.web import api
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
 def check_json(node: Node) -> None:
     """What a node answers and prints has the very keys that docs/json.md describes."""
-    for path, kind in (
-        ("status", Status),
-        ("peers", list[PeerStatus]),
-        ("rounds", list[ExchangeEnded]),
-    ):
-        told = node.ask(lambda client, path=path: client._call("GET", f"{ROOT}/{path}"))
-        assert told and to_json(read(kind, told)) == told, path
+    for query in (api.STATUS, api.PEERS, api.ROUNDS):
+        told = node.ask(lambda client, query=query: client._call(query))
+        assert told and to_json(read(query.answer, told)) == told, query.name
     events = [json.loads(line) for line in node.output.splitlines() if line.startswith('{"time"')]
     assert (
         {"phase", "swarm.connected", "exchange.applied"}

@@ -12,18 +12,8 @@ from typing import Any
 from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.fetch.records import StateAdopted
 from lowcomm_node.net.congestion import CongestionChanged
-from lowcomm_node.node.messages import (
-    Evaluated,
-    Finished,
-    InnerStepTaken,
-    MicroBatch,
-    NotSaved,
-    Saved,
-    Skipped,
-    StepFigures,
-    Tokenizing,
-    TrainerFailed,
-)
+from lowcomm_node.node import messages
+from lowcomm_node.node.messages import Evaluated, InnerStepTaken, Saved, StepFigures, Tokenizing
 from lowcomm_node.owner.rules import Hold
 from lowcomm_node.status.model import (
     AmendmentText,
@@ -33,14 +23,7 @@ from lowcomm_node.status.model import (
     Progress,
     read,
 )
-from lowcomm_node.swarm.watchdog import (
-    AddressesChanged,
-    EntryPointAnswers,
-    EntryPointSilent,
-    SwarmConnected,
-    SwarmLost,
-    SwarmUnlisted,
-)
+from lowcomm_node.swarm import watchdog
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.logs import Event, log
 
@@ -102,10 +85,11 @@ class OtherEvent(Event, name="other"):
 
 
 KINDS: tuple[type[Event], ...] = (
-    PhaseEntered, Warned, SwarmConnected, SwarmLost, SwarmUnlisted,
-    EntryPointAnswers, EntryPointSilent, AddressesChanged, CongestionChanged, StateAdopted,
-    InnerStepTaken, Skipped, MicroBatch, Evaluated, Saved, NotSaved, SavingAgain, TrainerFailed,
-    ExchangeEnded, RunAmended, LimitsChanged, Paused, Resumed, Finished, Contributed,
+    PhaseEntered, Warned, watchdog.SwarmConnected, watchdog.SwarmLost, watchdog.SwarmUnlisted,
+    watchdog.EntryPointAnswers, watchdog.EntryPointSilent, watchdog.AddressesChanged,
+    CongestionChanged, StateAdopted, InnerStepTaken, messages.Skipped, messages.MicroBatch,
+    Evaluated, Saved, messages.NotSaved, SavingAgain, messages.TrainerFailed, ExchangeEnded,
+    RunAmended, LimitsChanged, Paused, Resumed, messages.Finished, Contributed,
 )  # fmt: skip
 EVENTS = {name: kind for kind in KINDS for name in kind.names()}
 

@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass, fields
+from itertools import islice
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -44,7 +45,7 @@ PRUNE_BYTES = 4 * 1024 * 1024
 CLOSE_DEADLINE = 10.0
 """Seconds that a node which leaves waits for its disk."""
 MAX_SAMPLES = 360
-"""Samples that wait while the disk does not take them: an hour of them."""
+"""Samples of an hour, which wait while the disk does not take them."""
 NOT_WRITTEN = "what this node does is not written down"
 
 # --- Writing --------------------------------------------------------------------------------------
@@ -268,13 +269,12 @@ class Journal:
 
         ``peer``: part of the peer id of a partner.
         """
-        chosen: list[ExchangeEnded] = []
-        for event in self.each_exchange(outcome or "%", since, "DESC"):
-            if not peer or any(peer in partner for partner in event.partners):
-                chosen.append(event)
-            if len(chosen) >= min(limit, MOST):
-                break
-        return chosen[::-1]
+        chosen = (
+            event
+            for event in self.each_exchange(outcome or "%", since, "DESC")
+            if not peer or any(peer in partner for partner in event.partners)
+        )
+        return list(islice(chosen, min(limit, MOST)))[::-1]
 
     def each_exchange(
         self, outcome: str = "%", since: float = 0.0, order: str = "ASC"
@@ -303,14 +303,13 @@ class Journal:
 
     def samples(self, since: float = 0.0, most: int = MOST) -> list[Sample]:
         """At most ``most`` samples since a time (Unix seconds), evenly thinned, oldest first."""
-        with self._reading() as database:
-            counting = "SELECT count(*) FROM samples WHERE time >= ?"
-            [count] = database.execute(counting, (since,)).fetchone()
         return self._samples(
-            "(SELECT *, row_number() OVER (ORDER BY time DESC) "
-            "AS place FROM samples WHERE time >= ?) WHERE (place - 1) % ? = 0 ORDER BY time",
+            "(SELECT *, row_number() OVER (ORDER BY time DESC) AS place, count(*) OVER () AS total "
+            "FROM samples WHERE time >= ?) WHERE (place - 1) % max(1, (total + ? - 1) / ?) = 0 "
+            "ORDER BY time",
             since,
-            max(1, -(-count // most)),
+            most,
+            most,
         )
 
     def _entries(self, which: str, *values: Any) -> Iterator[JournalEntry]:

@@ -56,7 +56,7 @@ class AmendmentText:
     at: int
     """Swarm step from which it holds."""
     settings: Mapping[str, Any]
-    """What it changes, by the names of the specification."""
+    """New values by the names of the specification."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class RunStatus:
     steps: int
     """Swarm steps of the whole run, as amended."""
     amendments: tuple[AmendmentStatus, ...] = ()
-    """What its creator has changed, oldest first."""
+    """Changes by its creator, oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,15 +109,16 @@ class Progress(StepFigures):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerStatus(Progress):
+    """State of the trainer; null where it does not run."""
+
     state: str
     """The phase of the node."""
     pid: int | None = None
-    """Its process; null if none runs."""
     failures: int = 0
     """How often it failed since the node started."""
     last_failure: Failure | None = None
     overdue: str | None = None
-    """What it hangs at, if it does and the node could not end it."""
+    """The work it hangs at, if the node could not end it."""
     device: str | None
     """Such as `cpu` or `cuda`; null until the model is built."""
     parameters: int | None
@@ -127,11 +128,10 @@ class TrainerStatus(Progress):
     tokenizing: Tokenizing | None = None
     """While text is tokenized."""
     memory: NodeMemory | None = None
-    """Memory of trainer and daemon together; null if the trainer does not run."""
+    """Of trainer and daemon together."""
     priority: Priority | None = None
-    """How it makes way for other programs of the machine; null if it does not run."""
+    """How it makes way for other programs of the machine."""
     accelerator: Accelerator | None = None
-    """What the device does that trains; null if the trainer does not run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +153,7 @@ class ExchangeCounts:
     realigned_share: float | None = None
     """Their part of all applied ones."""
     worst_block: float | None = None
-    """Largest spread of contributions in a block of 256 values, over the last merge of each
-    fragment."""
+    """Largest spread of contributions in a block of 256 values, over last merges."""
     since_applied: float | None = None
     """Seconds since one was applied last; null if none was since the node started."""
 
@@ -198,7 +197,6 @@ class Status:
     """Of lowcomm, with the commit."""
     pid: int
     run: RunStatus | None
-    """The run; null until it is found."""
     phase: str
     """`starting`, `joining`, `syncing`, `training`, `paused`, `restarting`, `finishing`, `finished`
     or `left`."""
@@ -211,10 +209,8 @@ class Status:
     unchanged: float = 0.0
     """Seconds since its phase, or what it waits for, changed."""
     leaving: float | None = None
-    """Seconds that it may still take to leave, below 0 if it should have left; null while it
-    stays."""
+    """Seconds left to leave, below 0 if it should have left; null while it stays."""
     swarm: SwarmStatus | None = None
-    """How it stands to the swarm; null before it looks."""
     pause: Hold | None = None
     """Why it does not train, by its owner's will; null if it may."""
     schedule: str | None = None
@@ -223,9 +219,7 @@ class Status:
     """Seconds since it started."""
     trainer: TrainerStatus
     exchanges_running: tuple[ExchangeStatus, ...]
-    """Exchanges under way."""
     exchanges: ExchangeCounts
-    """What became of exchanges since the node started."""
     interval: IntervalStatus | None = None
     """How often a fragment is exchanged; null while this node does not exchange."""
     bytes_sent: int
@@ -233,7 +227,6 @@ class Status:
     bytes_received: int
     """Bytes of contents received since the node started."""
     limits: Limits = field(default_factory=Limits)
-    """The owner's limits on traffic."""
     peers: int
     """Other peers that are alive."""
     releases: Mapping[str, int] = field(default_factory=dict)
@@ -243,7 +236,6 @@ class Status:
     silent_peers: int = 0
     """Peers that have a record and do not answer."""
     dht_peers: int
-    """Peers of the DHT that are known."""
     checkpoint: CheckpointStatus | None
     """The newest; null if there is none yet."""
     addresses: tuple[str, ...]
@@ -253,10 +245,9 @@ class Status:
     tunnels: Mapping[str, int] = field(default_factory=dict)
     """Streams of others through libp2p: `open` now, and `refused` because there were too many."""
     refusals: Mapping[str, int] = field(default_factory=dict)
-    """Records, calls and connections that were refused, by what and why, such as
-    `call.replayed`."""
+    """Refused records, calls and connections by what and why, such as `call.replayed`."""
     warnings: tuple[str, ...]
-    """What the owner should know, the newest last; 20 at most."""
+    """For the owner, the newest last; 20 at most."""
     warning_codes: tuple[str, ...] = ()
     """Their codes in the catalogue, in the same order."""
 
@@ -281,7 +272,7 @@ class PeerStatus(PeerRoute):
     release: str | None = None
     """Of lowcomm, as it claims."""
     name: str = ""
-    """What its owner calls it (`--name`); anybody may take any name."""
+    """Display name by its owner (`--name`); anybody may take any name."""
     age: float
     """Seconds since its record was issued."""
     completed: int
@@ -326,7 +317,7 @@ class ExportedModel:
     step: int
     """Swarm step of the checkpoint."""
     missing: str
-    """What an average of several peers lacks; empty for nothing."""
+    """Reason why it is no average of several peers; empty if it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from time import localtime, strftime, time
+
+import numpy as np
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.status.events import RunAmended, Warned
@@ -199,7 +201,7 @@ def _page(stories: Sequence[RunStory]) -> str:
     sections = [part for story in stories for part in _node(story, len(stories) > 1)]
     if len(stories) > 1:
         lines = [(f"{story.name} held-out", story.held_out) for story in stories]
-        sections.insert(0, _chart("Held-out loss of all nodes", lines, _whole, _loss))
+        sections.insert(0, _chart("Held-out loss of all nodes", lines, _whole, "{:.3g}".format))
     if run is not None:
         settings = [
             [f"{section}.{name}", str(value)[:500]]
@@ -234,7 +236,7 @@ def _node(story: RunStory, is_named: bool) -> Iterator[str]:
     samples = story.samples
     training = rising((one.swarm_step, one.loss) for one in samples)
     lines = [("training", training), ("held-out", story.held_out)]
-    yield _chart("Loss (nats a token) by swarm step", lines, _whole, _loss)
+    yield _chart("Loss (nats a token) by swarm step", lines, _whole, "{:.3g}".format)
     began = samples[0].time if samples else 0.0
     speed = rising((one.time - began, one.tokens_per_second) for one in samples)
     yield _chart("Tokens a second", [("", speed)], seconds, quantity)
@@ -342,25 +344,28 @@ def _chart(
     title: str, lines: Sequence[tuple[str, Sequence[Point]]], show_x: Show, show_y: Show
 ) -> str:
     """A section with labelled lines as SVG, which needs no script and prints sharp."""
-    known = [(label, points) for label, points in lines if len(points) > 1]
+    known = [(label, np.array(points)) for label, points in lines if len(points) > 1]
     head = f"<section><h2>{escape(title)}</h2>"
     if not known:
         return f"{head}<p class=quiet>nothing was written down</p></section>"
-    x = _scale([x for _, points in known for x, _ in points], LEFT, WIDTH - RIGHT)
-    y = _scale([y for _, points in known for _, y in points], HEIGHT - BOTTOM, TOP)
+    every = np.vstack([points for _, points in known])
+    low, high = every.min(axis=0), every.max(axis=0)
+    low, high = np.where(high > low, [low, high], [low - 0.5, high + 0.5])
+    begin, end = np.array([LEFT, HEIGHT - BOTTOM]), np.array([WIDTH - RIGHT, TOP])
     legend, parts = "", list[str]()
-    for (value_x, at_x), (value_y, at_y) in zip(x[1], y[1], strict=True):
+    for share in np.linspace(0.0, 1.0, TICKS + 1):
+        x, y = low + share * (high - low)
+        at_x, at_y = begin + share * (end - begin)
         anchor = "end" if at_x >= WIDTH - RIGHT else "middle"
         parts += [
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y:.1f}" y2="{at_y:.1f}"/>',
-            f'<text x="{LEFT - 6}" y="{at_y + 4:.1f}" text-anchor="end">{escape(show_y(value_y))}'
+            f'<text x="{LEFT - 6}" y="{at_y + 4:.1f}" text-anchor="end">{escape(show_y(y))}</text>',
+            f'<text x="{at_x:.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{escape(show_x(x))}'
             "</text>",
-            f'<text x="{at_x:.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">'
-            f"{escape(show_x(value_x))}</text>",
         ]
-    for place, (label, points) in enumerate(known):
-        colour = COLOURS[place % len(COLOURS)]
-        path = " ".join(f"{x[0](one):.1f},{y[0](other):.1f}" for one, other in points)
+    for colour, (label, points) in zip(cycle(COLOURS), known):
+        places = begin + (points - low) / (high - low) * (end - begin)
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline class="{colour}" points="{path}"/>')
         legend += f'<span class="{colour}">{escape(label)}</span> ' if label else ""
     return (
@@ -370,28 +375,9 @@ def _chart(
     )
 
 
-def _scale(
-    values: Sequence[float], begin: float, end: float
-) -> tuple[Callable[[float], float], list[Point]]:
-    """From values to places between ``begin`` and ``end``; and the ticks, as value and place."""
-    low, high = min(values), max(values)
-    if high <= low:
-        low, high = low - 0.5, high + 0.5
-
-    def place(value: float) -> float:
-        return begin + (value - low) / (high - low) * (end - begin)
-
-    ticks = [low + (high - low) * number / TICKS for number in range(TICKS + 1)]
-    return place, [(tick, place(tick)) for tick in ticks]
-
-
 def _when(moment: float) -> str:
     return strftime("%Y-%m-%d %H:%M", localtime(moment))
 
 
 def _whole(value: float) -> str:
     return quantity(round(value))
-
-
-def _loss(value: float) -> str:
-    return f"{value:.3g}"

@@ -19,19 +19,8 @@ from pydantic import TypeAdapter
 
 from lowcomm_node.errors import ConfigError, RetryLater
 from lowcomm_node.node.messages import Evaluated
-from lowcomm_node.status.figures import (
-    CLAIMED_LOSS,
-    COMPUTING,
-    HELD_OUT,
-    PERSISTENT,
-    SAMPLED,
-    SWARM_STEP,
-    TOKENS,
-    TRAINING_LOSS,
-    WAITED,
-    WORST_BLOCK,
-    Sample,
-)
+from lowcomm_node.status import figures
+from lowcomm_node.status.figures import PERSISTENT, SAMPLED, Sample
 from lowcomm_node.status.journal import Journal
 from lowcomm_node.storage.files import disk_full_error, folder_lock, read_small, write_atomic
 from lowcomm_node.storage.paths import Paths, absolute
@@ -46,20 +35,18 @@ from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, read_signed_run
 MOST = 500
 """Rows of the journal in one batch."""
 MAX_POSITION_BYTES = 64 * 1024
-LOOK_EVERY = 2.0
-"""Seconds between two looks at a journal."""
-RETRY_EVERY = 30.0
-"""Seconds until a sink that takes nothing is tried again."""
+LOOK_SECONDS, RETRY_SECONDS = 2.0, 30.0
+"""Pauses before the next look at a journal, and before a sink that takes nothing is tried again."""
 LEFT_OUT = ("run.members", "run.creator", "version", "optional")
 """Settings that are no hyperparameters; the members of a list are other people's."""
 LONGEST = 200
 """Characters of a setting that is a text or a list; the rest is cut."""
-LOSSES = (TRAINING_LOSS, HELD_OUT)
+LOSSES = (figures.TRAINING_LOSS, figures.HELD_OUT)
 """Shown against tokens, too."""
 WAITING = "lowcomm_waiting_ratio"
 """Share of the trainer's time since the previous point in which training waited. Prometheus divides
 the two counters instead."""
-AT_EVENTS = (HELD_OUT, CLAIMED_LOSS)
+AT_EVENTS = (figures.HELD_OUT, figures.CLAIMED_LOSS)
 """Columns of samples that are not tracked: a held-out loss comes with its evaluation."""
 
 
@@ -163,13 +150,15 @@ def next_batch(
             step, tokens = row.swarm_step, row.tokens
             values, position = _take_sample(row, position)
         elif isinstance(event := row.event, Evaluated) and event.loss is not None:
-            step, values = event.swarm_step, {HELD_OUT: event.loss}
+            step, values = event.swarm_step, {figures.HELD_OUT: event.loss}
             tokens = event.steps * step_tokens if step_tokens else None
         elif isinstance(event, ExchangeEnded) and event.worst_block is not None:
-            step, values = event.swarm_step, {WORST_BLOCK: event.worst_block}
+            step, values = event.swarm_step, {figures.WORST_BLOCK: event.worst_block}
         if step is None or not values:
             continue
-        axes = {SWARM_STEP: float(step)} | ({} if tokens is None else {TOKENS: float(tokens)})
+        axes = {figures.SWARM_STEP: float(step)} | (
+            {} if tokens is None else {figures.TOKENS: float(tokens)}
+        )
         number = position.points
         points.append(TrackedPoint(row.time, number, step, tokens, axes | values))
         position = replace(position, points=number + 1)
@@ -193,7 +182,7 @@ def _take_sample(
         values[figure] = float(value)
     waited, computing = (
         counts.get(name, (0.0, 0.0))[1] - position.counts.get(name, (0.0, 0.0))[1]
-        for name in (WAITED, COMPUTING)
+        for name in (figures.WAITED, figures.COMPUTING)
     )
     if waited + computing > 0:
         values[WAITING] = waited / (waited + computing)
@@ -205,10 +194,10 @@ def _take_sample(
 # --- Sinks ----------------------------------------------------------------------------------------
 
 
-def _library(extra: str, module: str) -> Any:
+def _library(extra: str, module: str = "") -> Any:
     """Import a part of what an extra brings. Raises ConfigError, which names the extra."""
     try:
-        return import_module(module)
+        return import_module(extra + module)
     except ImportError as error:
         raise ConfigError(
             f"The library {extra} is needed here ({error}): {install(f'[{extra}]')}."
@@ -230,11 +219,10 @@ class TensorBoard:
         # An owner may choose any name for a node, so it is cleaned for the file system.
         name = "".join(one if one.isalnum() or one in "-_" else "_" for one in tracked.node)[:64]
         self._path = self._root / f"{tracked.run}-{tracked.fingerprint}" / (name or "node")
-        library = "tensorboard"
-        self._records: Any = _library(library, "tensorboard.summary.writer.record_writer")
-        self._event: Any = _library(library, "tensorboard.compat.proto.event_pb2").Event
-        self._summary: Any = _library(library, "tensorboard.compat.proto.summary_pb2").Summary
-        self._hparams: Any = _library(library, "tensorboard.plugins.hparams.summary_v2")
+        self._records: Any = _library("tensorboard", ".summary.writer.record_writer")
+        self._event: Any = _library("tensorboard", ".compat.proto.event_pb2").Event
+        self._summary: Any = _library("tensorboard", ".compat.proto.summary_pb2").Summary
+        self._hparams: Any = _library("tensorboard", ".plugins.hparams.summary_v2")
         self._file: BinaryIO | None = None
 
     def open(self, kept: Mapping[str, Any]) -> None:
@@ -304,7 +292,7 @@ class WeightsAndBiases:
         if len(entity) > 1 or not self._project:
             raise ConfigError(f"--to {self.target[:120]!r}: give PROJECT or ENTITY/PROJECT.")
         self._entity = entity[0] if entity else None
-        self._wandb: Any = _library("wandb", "wandb")
+        self._wandb: Any = _library("wandb")
         self._tracked = tracked
         self._run: Any = None
 
@@ -349,27 +337,26 @@ class WeightsAndBiases:
                     x_disable_stats=True,
                 ),
             )
-        except self._wandb.errors.UsageError as error:
-            raise ConfigError(
-                f"Weights & Biases does not take this: {error}. Log in with `wandb login`, or set "
-                "WANDB_MODE=offline."
-            ) from None
         except (self._wandb.Error, OSError) as error:
+            offline = "or set WANDB_MODE=offline."
+            if isinstance(error, self._wandb.errors.UsageError):
+                raise ConfigError(
+                    f"Weights & Biases does not take this: {error}. Log in with `wandb login`, "
+                    f"{offline}"
+                ) from None
             raise RetryLater(
-                f"Weights & Biases can't be reached ({error}). Nothing is lost; or set "
-                "WANDB_MODE=offline."
+                f"Weights & Biases can't be reached ({error}). Nothing is lost; {offline}"
             ) from None
-        run.define_metric(SWARM_STEP)
-        run.define_metric("*", step_metric=SWARM_STEP)
+        run.define_metric(figures.SWARM_STEP)
+        run.define_metric("*", step_metric=figures.SWARM_STEP)
         return run
 
 
 Sink = TensorBoard | WeightsAndBiases
-"""A program that takes points, made with the target that the owner names, or None."""
 SINKS: Table[Callable[[str | None, Tracked], Sink]] = Table(
     "sink", {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 )
-"""Programs that can take a journal, by name."""
+"""Programs that can take a journal, made with the target that the owner names, or None."""
 
 # --- Following ------------------------------------------------------------------------------------
 
@@ -438,7 +425,7 @@ class Tracker:
                 if warn is None:
                     raise
                 warn(f"{error} It is tried again by itself.")
-                sleep(RETRY_EVERY)
+                sleep(RETRY_SECONDS)
                 continue
             if points:
                 behind = replace(behind, kept=kept)
@@ -447,5 +434,5 @@ class Tracker:
             elif behind.time == position.time:
                 if warn is None:
                     return
-                sleep(LOOK_EVERY)
+                sleep(LOOK_SECONDS)
             position = behind
