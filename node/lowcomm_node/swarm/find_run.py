@@ -27,18 +27,15 @@ from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.records import Phase, read_record
 from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
-FIND_DEADLINE = 60.0
-OTHERS_DEADLINE = 15.0
-"""The same if other runs are published: a name that is not found is then probably misspelt."""
+FIND_DEADLINE, OTHERS_DEADLINE = 60.0, 15.0
+"""Seconds, and the same if other runs are published: the name is then probably misspelt."""
 NAMED = 8
 """Runs listed in a message."""
 KEPT_AFTER = 5.0
 """Seconds before a run kept in the home is used although no answering peer publishes it; we publish
 it then."""
-MAX_COMPARED = 64
-"""Published runs of which one is chosen by its peers. Anybody may publish any number."""
-AT_ONCE = 8
-"""Runs whose peers are called at once."""
+MAX_COMPARED, AT_ONCE = 64, 8
+"""Published runs of which one is chosen by its peers, and those whose peers are called at once."""
 MAX_KNOCKED = 8
 """Peers of one run that are called to see whether they answer."""
 COMPARE_DEADLINE = 30.0
@@ -253,16 +250,16 @@ async def _preferred(
 async def _count_answering(discovery: Discovery, run_id: str) -> tuple[int, int]:
     """The number of networks, and of peers, of a run that answer. A record alone proves nothing,
     and one machine may have any number of identities."""
-    infos = {}
+    entries: dict[str, Sequence[str]] = {}
     for peer, data in (await discovery.lookup(peers_key(run_id))).items():
         with suppress(LowcommError):
             info = read_record(data, time())
             if info.phase not in (Phase.LEFT, Phase.FINISHED):
-                infos[peer] = info
-    there = await discovery.connected_peers() & set(infos)
-    others = sorted(set(infos) - there)
+                entries[peer] = info.entry_points
+    there = await discovery.connected_peers() & set(entries)
+    others = sorted(set(entries) - there)
     some = random.sample(others, min(MAX_KNOCKED, len(others)))
-    knocks = await discovery.knock({peer: infos[peer].entry_points for peer in some})
+    knocks = await discovery.knock({peer: entries[peer] for peer in some})
     there |= {peer for peer, knock in knocks.items() if knock.reason is None}
     networks = {
         prefixes_of(place_in(address))[-1]
@@ -285,18 +282,14 @@ async def ask_server(
 
 async def _published(discovery: Discovery) -> tuple[list[SignedRun], list[str]]:
     """The published runs, and why this release can't read others."""
-    runs: list[SignedRun] = []
-    unread: list[str] = []
+    runs, unread = list[SignedRun](), list[str]()
     for run_id, data in (await discovery.lookup(RUNS_KEY)).items():
         try:
-            run = read_signed_run(data, f"run {run_id[:12]}")
+            runs.append(read_signed_run(data, f"run {run_id[:12]}"))
         except VersionError as error:
             unread.append(str(error))
-            continue
         except LowcommError:
             continue
-        if run.run_id == run_id:
-            runs.append(run)
     return runs, unread
 
 

@@ -1,7 +1,7 @@
 """Membership in a swarm: our record goes out, others' come in, through the DHT and directly."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,14 +22,10 @@ from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.release import release
-from lowcomm_node.system.tasks import endure, log_defect, repeat
+from lowcomm_node.system.tasks import Tasks, endure, repeat
 from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.records import (
-    MAX_RECORD_BYTES,
-    PeerInfo,
-    Phase,
-)
+from lowcomm_protocol.peers.records import MAX_RECORD_BYTES, PeerInfo, Phase
 from lowcomm_protocol.peers.roster import MAX_PEERS, PROBE_EVERY, Roster
 from lowcomm_protocol.spec.run import SignedRun
 
@@ -41,7 +37,7 @@ PROBE_DEADLINE = 12.0
 ACQUAINT_DEADLINE = 20.0
 """Seconds that a newcomer waits at most for peers in the DHT to prove that they are there."""
 RUN_LIFE = 1800.0
-CHECK_EVERY = 10.0
+Work = Callable[[], Awaitable[None]]
 SMALL_SWARM, LONGEST_POLL = 4, 15.0
 """Swarm size above which lookups become rarer, since each brings all records from each keeper that
 it asks, and the longest pause in seconds between two of them."""
@@ -110,7 +106,7 @@ class Membership:
         self._is_too_large = False
         """Whether more peers are alive than the run is for, and the owner was warned."""
         self._changed = asyncio.Event()
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._greetings = Tasks()
         self._release = release()
         self.releases: LRUCache[str, str] = LRUCache(MAX_PEERS)
         """Software of peers, as they say."""
@@ -151,11 +147,9 @@ class Membership:
     async def wait_changed(self, seconds: float) -> None:
         """Wait until the roster changes, or for ``seconds``."""
         self._changed.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
-        except TimeoutError:
-            return
 
     async def announce(self, phase: Phase) -> None:
         """Announce our new phase to the DHT, and directly to known peers."""
@@ -172,25 +166,23 @@ class Membership:
 
     async def run(self) -> None:
         """Publish, look around, and watch the connection, until cancelled."""
-        poll, life = self._settings.poll, self._settings.record_life
-        works: Sequence[tuple[str, Callable[[], Awaitable[None]], Callable[[], float]]] = (
-            # A record gets three chances in its life.
-            ("our record is not published", self._publish, lambda: life / 3),
-            (
-                "no look for other peers",
-                self.look,
-                lambda: look_pause(poll, life, 1 + len(self.roster.known(time()))),
-            ),
-            ("no probe of other peers", self._probe, lambda: PROBE_EVERY),
-            (
-                "the run is not published",
-                self._watch,
-                lambda: CHECK_EVERY if self.dht_peers else 2.0,
-            ),
-        )
-        warn = partial(self._listeners.warn, WarningCode.DEFECT)
+        poll, life, roster = self._settings.poll, self._settings.record_life, self.roster
+
+        def repeated(trouble: str, work: Work, pause: Callable[[], float]) -> Awaitable[None]:
+            warn = partial(self._listeners.warn, WarningCode.DEFECT)
+            return endure(trouble, partial(repeat, work, pause), warn)
+
+        def until_look() -> float:
+            return look_pause(poll, life, 1 + len(roster.known(time())))
+
         await asyncio.gather(
-            *(endure(trouble, partial(repeat, work, pause), warn) for trouble, work, pause in works)
+            # A record gets three chances in its life.
+            repeated("our record is not published", self._publish, lambda: life / 3),
+            repeated("no look for other peers", self.look, until_look),
+            repeated("no probe of other peers", self._probe, lambda: PROBE_EVERY),
+            repeated(
+                "the run is not published", self._watch, lambda: 10.0 if self.dht_peers else 2.0
+            ),
         )
 
     async def _watch(self) -> None:
@@ -252,10 +244,7 @@ class Membership:
             self._listeners.on_barred(error)
 
     async def acquaint(self) -> None:
-        """Look around, and wait until peers have proved to be there, or none is likely to.
-
-        A newcomer knows no peer yet.
-        """
+        """Look around, as a newcomer, until peers have proved to be there, or none is likely to."""
         await self.look()
         with suppress(TimeoutError):
             async with asyncio.timeout(ACQUAINT_DEADLINE):
@@ -269,9 +258,8 @@ class Membership:
         known = [info.peer_id for info in self.roster.known(now)]
         if any(liveness.is_proved(peer, now) for peer in known):
             known = [peer for peer in known if peer in self._likely]
-        return any(liveness.is_untried(peer, now) for peer in known) or (
-            bool(self._greetings) and bool(known)
-        )
+        is_untried = any(liveness.is_untried(peer, now) for peer in known)
+        return is_untried or (bool(self._greetings) and bool(known))
 
     async def _probe(self) -> None:
         """Call some of the peers without a recent sign of life."""
@@ -287,14 +275,8 @@ class Membership:
         )
         room = max(0, liveness.at_once(now) - len(self._greetings))
         for peer in liveness.due(places, now, self._likely, room):
-            task = asyncio.create_task(self._greet(known[peer], PROBE_DEADLINE))
-            self._greetings.add(task)
-            task.add_done_callback(self._greeted)
-
-    def _greeted(self, task: asyncio.Task[None]) -> None:
-        self._greetings.discard(task)
-        self._changed.set()
-        log_defect(task)
+            task = self._greetings.start(self._greet(known[peer], PROBE_DEADLINE))
+            task.add_done_callback(lambda _: self._changed.set())
 
     def sign_of_life(self, peer_id: str) -> None:
         """Note that a peer has answered us, or called us, and has authenticated."""
@@ -311,9 +293,8 @@ class Membership:
 
     def _learn_entry_points(self, info: PeerInfo) -> None:
         # Only addresses of the peer itself: its record must not send us to third parties.
-        entry_points = [
-            entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")
-        ]
+        own = f"/p2p/{info.peer_id}"
+        entry_points = [entry for entry in info.entry_points if entry.endswith(own)]
         self._discovery.add_entry_points(entry_points)
         if self._rejoin is not None:
             if info.phase is Phase.LEFT:
@@ -328,10 +309,8 @@ class Membership:
         try:
             newer = await self._run_admission.look(self._discovery)
         except (LowcommError, OSError) as error:
-            self._listeners.warn(
-                WarningCode.NOT_KEPT,
-                f"what is known of invites and removals could not be kept: {error}",
-            )
+            reason = f"what is known of invites and removals could not be kept: {error}"
+            self._listeners.warn(WarningCode.NOT_KEPT, reason)
             newer = True
         if newer:
             self._changed.set()
@@ -364,9 +343,8 @@ class Membership:
         try:
             await self._discovery.publish(key, self.own.peer_id, self._record(), life)
         except LowcommError as error:
-            self._listeners.warn(
-                WarningCode.RECORD_NOT_PUBLISHED, f"our record could not be published: {error}"
-            )
+            reason = f"our record could not be published: {error}"
+            self._listeners.warn(WarningCode.RECORD_NOT_PUBLISHED, reason)
 
     async def greet_all(self) -> None:
         """Ask the alive peers for fresh records, since those in the DHT may be some seconds old."""
@@ -374,18 +352,12 @@ class Membership:
         await asyncio.gather(*(self._greet(info) for info in known))
 
     async def _greet(self, info: PeerInfo, deadline: float = MEET_DEADLINE) -> None:
-        """Exchange newest records with a peer.
-
-        A peer that does not answer is no error.
-        """
+        """Exchange newest records with a peer. One that does not answer is no error."""
         try:
             async with asyncio.timeout(deadline):
-                stub = await self._channels.stub(info)
-                answer = await stub.Describe(
-                    self._introduction(),
-                    metadata=self._channels.metadata(info.peer_id),
-                    timeout=deadline,
-                )
+                stub, own = await self._channels.stub(info), self._introduction()
+                metadata = self._channels.metadata(info.peer_id)
+                answer = await stub.Describe(own, metadata=metadata, timeout=deadline)
             self._hear_introduction(info.peer_id, answer)
             self._discovery.answered(info.peer_id)
             self.sign_of_life(info.peer_id)
