@@ -45,7 +45,7 @@ from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import first_of
-from lowcomm_protocol.exchange.events import Outcome
+from lowcomm_protocol.exchange.events import Outcome, StateCopied
 from lowcomm_protocol.peers.records import Phase
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import SignedRun
@@ -274,7 +274,7 @@ class Training:
         if copied is not None:
             self._take_over(copied)
             if drifted:
-                self._exchanger.copied(monotonic() - began)
+                self._exchanger.stimulate(StateCopied(seconds=monotonic() - began))
         elif drifted:
             self._exchanger.endure_drift()
 

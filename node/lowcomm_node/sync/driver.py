@@ -10,20 +10,25 @@ only groups do."""
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from lowcomm_node.errors import GaveUp, LinkLost, TooSlow, TrainerError, Unusable
-from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
-from lowcomm_node.node.ipc import Arena
-from lowcomm_node.node.messages import Drop, OuterStepApplied, Ready
-from lowcomm_node.node.process import Trainer
+from lowcomm_node.node.messages import (
+    CaptureContribution,
+    Drop,
+    Merge,
+    Part,
+    Receive,
+    Retransmit,
+    Shared,
+)
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.history import ExchangeStatus
 from lowcomm_node.sync.link import Link
@@ -31,55 +36,32 @@ from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import Stages
 from lowcomm_protocol.errors import MAX_REASON, LowcommError, Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.matching import Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
+
+if TYPE_CHECKING:
+    from lowcomm_node.sync.exchanger import Exchanger
 
 ABANDON_DEADLINE = 2.0
 """Seconds to tell a peer why we give it up."""
-_CAUSES: tuple[tuple[type[Exception], events.Cause], ...] = (
-    (Unusable, events.Cause.UNUSABLE),
-    (ProtocolViolation, events.Cause.VIOLATED),
-    (GaveUp, events.Cause.GAVE_UP),
-    (TooSlow, events.Cause.LATE),
-)
-"""Why a peer is lost, by the error; any other is of its stream."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Station:
-    """What one exchange has of its node.
-
-    The node may go on with another trainer while the exchange ends: it never meets that one's
-    memory."""
-
-    peer: Peer
-    """The machine, to look things up; events go through ``stimulate``."""
-    ready: Ready
-    trainer: Trainer
-    arena: Arena
-    slots: Sequence[int]
-    bandwidth: Bandwidth
-    stimulate: Callable[[events.PeerEvent], None]
-    call: Callable[[str], Awaitable[CallerStream]]
-    """Open a stream to a peer. Raises LinkLost."""
-    heard: Callable[[str, Refusal | None], None]
-    """A peer has answered our offer; with what it refuses, if it does."""
 
 
 class ExchangeDriver(ABC):
     """An exchange of one fragment, with its streams, slots and tasks."""
 
-    def __init__(self, station: Station, one: Underway) -> None:
-        self.station = station
+    def __init__(self, exchanger: "Exchanger", one: Underway) -> None:
+        self.exchanger = exchanger
         self.one = one
-        self.trainer = station.trainer
-        self.arena = station.arena
-        self.slots = station.slots
+        self.peer = exchanger.peer
+        """The machine, to look things up; events go through ``tell``."""
+        # The node may go on with another trainer while this ends: it never meets that one's memory.
+        self.ready, self.trainer, self.arena = exchanger.trainer_now()
+        self.slots = self.arena.take(one.kind.slots)
         self.links: dict[str, Any] = {}
         self.calls: dict[str, asyncio.Task[None]] = {}
         """Calls of ours, by the peer that is called; they read what it sends, too."""
+        self.shared: Shared | None = None
+        """Our contribution."""
         self.worst_block: float | None = None
         """How far contributions were apart where they were most, once they are merged."""
         self.stages = Stages()
@@ -123,16 +105,15 @@ class ExchangeDriver(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """The members are known, and whether it is a realignment. Raises LowcommError if they can't
-        exchange."""
+        """The members are known, and whether it is a realignment."""
 
     @abstractmethod
-    async def _code(self) -> None:
-        """Have our contribution captured and coded. Raises TrainerError."""
+    def _over(self, effect: events.Apply) -> dict[str, int]:
+        """``Merge.over`` of the outer step."""
 
     @abstractmethod
-    async def _merge(self, effect: events.Apply) -> OuterStepApplied:
-        """Have the outer step taken. Raises TrainerError."""
+    async def _prepare_missed(self) -> None:
+        """Have ready what others lack, before our contribution goes."""
 
     # what is shown of it
 
@@ -163,15 +144,16 @@ class ExchangeDriver(ABC):
 
     def describe(self, now: float) -> ExchangeStatus:
         """What ``status`` shows of it."""
+        one = self.one
         return ExchangeStatus(
-            fragment=self.fragment,
-            round=self.one.offer.round,
-            stage=self.one.machine.stage.value,
-            partners=self.one.partners,
+            fragment=one.fragment,
+            round=one.offer.round,
+            stage=one.machine.stage.value,
+            partners=one.partners,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
             bytes_expected=self.expected,
-            seconds=now - self.one.began,
+            seconds=now - one.began,
         )
 
     def note(self, moment: str) -> None:
@@ -182,28 +164,32 @@ class ExchangeDriver(ABC):
 
     def tell(self, event: Any) -> None:
         """Tell the machine an event of this exchange."""
-        self.station.stimulate(replace(event, exchange=self.one.number))
+        self.exchanger.stimulate(replace(event, exchange=self.one.number))
 
     def lose(self, peer: str, why: str | Exception) -> None:
         """Tell the machine that nothing can come from a peer any more."""
-        deed = (
-            why.deed
-            if isinstance(why, Unusable)
-            else Offence.HEAVY
-            if isinstance(why, ProtocolViolation)
-            else None
-        )
-        cause = next((one for kind, one in _CAUSES if isinstance(why, kind)), events.Cause.LOST)
-        broke = isinstance(why, str) or (isinstance(why, LinkLost) and not isinstance(why, GaveUp))
-        stands = isinstance(why, Unusable)
+        cause, deed = events.Cause.LOST, None
+        match why:
+            case base.UNANSWERED:
+                cause = events.Cause.UNANSWERED
+            case Unusable():
+                cause, deed = events.Cause.UNUSABLE, why.deed
+            case ProtocolViolation():
+                cause, deed = events.Cause.VIOLATED, Offence.HEAVY
+            case GaveUp():
+                cause = events.Cause.GAVE_UP
+            case TooSlow():
+                cause = events.Cause.LATE
+            case _:
+                pass
         self.tell(
             events.Lost(
                 peer=peer,
                 reason=str(why)[:MAX_REASON],
                 deed=deed,
-                broke=broke,
-                stands=stands,
-                cause=events.Cause.UNANSWERED if why == base.UNANSWERED else cause,
+                broke=isinstance(why, str | LinkLost) and not isinstance(why, GaveUp),
+                stands=isinstance(why, Unusable),
+                cause=cause,
             )
         )
 
@@ -260,26 +246,19 @@ class ExchangeDriver(ABC):
     def explain_late(self) -> None:
         """Note what has not come by the deadline, and the flag to raise where that is what cut it
         short."""
-        missing, step = "", self.station.peer.budget.step_seconds
+        budget, missing = self.peer.budget, ""
         if self.one.members and not self._captured.is_set():
-            missing = "our contribution was not ready" + (
-                f", a step takes {step:.0f} s here" if step >= 1 else ""
-            )
+            missing = ": our contribution was not ready"
+            if budget.step_seconds >= 1:
+                missing += f", a step takes {budget.step_seconds:.0f} s here"
         elif self.one.members:
-            missing = "; ".join(
-                f"{peer[-6:]} had sent {100 * link.share_come:.0f} %"
-                for peer, link in list(self.links.items())[:4]
-            )
-        longest = self.station.peer.budget.deadlines.longest
-        remedy = (
-            ""
-            if self.one.deadline < longest
-            else f"; --exchange-deadline allows {longest:g} s: raise it"
-        )
-        self._why_late = (
-            self._why_late
-            or f"({self.one.deadline:.3g} s{': ' if missing else ''}{missing}{remedy})"
-        )
+            links = list(self.links.items())[:4]
+            sent = [f"{peer[-6:]} had sent {100 * link.share_come:.0f} %" for peer, link in links]
+            missing = f": {'; '.join(sent)}"
+        longest, remedy = budget.deadlines.longest, ""
+        if self.one.deadline >= longest:
+            remedy = f"; --exchange-deadline allows {longest:g} s: raise it"
+        self._why_late = self._why_late or f"({self.one.deadline:.3g} s{missing}{remedy})"
 
     def time_left(self) -> float:
         """Seconds until the deadline."""
@@ -348,7 +327,7 @@ class ExchangeDriver(ABC):
             # The effects of its call are tasks, which have not begun yet: our acceptance goes
             # first.
             accept = pb.Frame(accept=frames.to_message(self.one.offer))
-            await answer_in_time(link, accept, self.station.peer.budget.deadlines.hello)
+            await answer_in_time(link, accept, self.peer.budget.deadlines.hello)
             waiting.add(self._start(self._follow(link)))
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -362,9 +341,9 @@ class ExchangeDriver(ABC):
     async def _dial(self, peer: str) -> None:
         stream: CallerStream | None = None
         try:
-            stream = await self.station.call(peer)
+            stream = await self.exchanger.call(peer)
             await stream.send(pb.Frame(hello=frames.to_message(self.one.offer)))
-            async with asyncio.timeout(self.station.peer.budget.deadlines.hello):
+            async with asyncio.timeout(self.peer.budget.deadlines.hello):
                 answer = await stream.receive()
             await self._on_answer(peer, stream, answer)
         except (LowcommError, grpc.RpcError) as error:
@@ -383,7 +362,7 @@ class ExchangeDriver(ABC):
     async def _on_answer(self, peer: str, stream: CallerStream, answer: pb.Frame | None) -> None:
         if answer is None:
             raise LinkLost("ended the stream without an answer")
-        self.station.heard(peer, None)
+        self.exchanger.heard(peer)
         kind = answer.WhichOneof("kind")
         if kind == "refuse":
             await self._on_refusal(peer, stream, answer.refuse)
@@ -400,7 +379,7 @@ class ExchangeDriver(ABC):
 
     async def _on_refusal(self, peer: str, stream: CallerStream, message: pb.Refuse) -> None:
         reason, detail = frames.read_refusal(message)
-        self.station.heard(peer, reason)
+        self.exchanger.heard(peer, reason)
         self.calls.pop(peer, None)
         self.tell(events.Refused(peer=peer, reason=reason, detail=detail))
         await stream.close()
@@ -443,7 +422,17 @@ class ExchangeDriver(ABC):
             self.note("met")
             self._members_known.set()
             with self.working():
-                await self._code()
+                self.shared = await self.trainer.ask(
+                    CaptureContribution(
+                        fragment=self.fragment,
+                        slot=self.slots[0],
+                        realign=self.one.realign,
+                        ahead=self.one.ahead,
+                        apart=self.one.apart,
+                        members=self.one.members if self.one.kind.all_call else (),
+                    )
+                )
+                await self._prepare_missed()
         except LowcommError as error:
             told = f"our contribution could not be captured: {error}"
             self.tell(events.GaveUp(reason=told, cause=events.Cause.OWN_FAULT))
@@ -461,6 +450,23 @@ class ExchangeDriver(ABC):
         ):  # not only once it is done: what is captured may be dropped already
             raise LinkLost("the exchange is over")
 
+    async def decode(
+        self, part: Part, peer: str, slot: int, offset: int, size: int
+    ) -> Retransmit | None:
+        """Have what a member brought decoded; what of it must come again."""
+        with self.working():
+            received = await self.trainer.ask(
+                Receive(
+                    fragment=self.fragment,
+                    part=part,
+                    peer=peer,
+                    slot=slot,
+                    offset=offset,
+                    size=size,
+                )
+            )
+        return received.again
+
     def _tokens(self, peers: Sequence[str]) -> dict[str, int]:
         """What weighs the contributions of these members, in this order."""
         return {peer: (self.one.machine.offer_of(peer) or self.one.offer).tokens for peer in peers}
@@ -469,7 +475,14 @@ class ExchangeDriver(ABC):
 
     async def _apply(self, effect: events.Apply) -> None:
         try:
-            merged = await self._merge(effect)
+            merged = await self.trainer.ask(
+                Merge(
+                    fragment=self.fragment,
+                    swarm_step=effect.swarm_step,
+                    over=self._over(effect),
+                    keep_momentum=self.one.keep_momentum,
+                )
+            )
         except TrainerError as error:
             await self._end(f"the outer step failed: {error}")
             return
@@ -477,13 +490,12 @@ class ExchangeDriver(ABC):
         for stage, seconds in merged.stages.items():
             self.stages.add(stage, seconds)
         told = ["realigned"] if self.one.realign else []
-        if self.one.lacking and (missed := self.one.lacking.steps.get(self.station.peer.me)):
+        if self.one.lacking and (missed := self.one.lacking.steps.get(self.peer.me)):
             told.append(f"took over {missed} missed step{'s' if missed > 1 else ''}")
         if not all(effect.shards):
             told.append(f"{sum(effect.shards)} of {len(effect.shards)} shards")
         self._finish(
             events.Merged(
-                exchange=self.one.number,
                 swarm_step=merged.swarm_step,
                 steps=merged.merged_steps,
                 tokens=merged.merged_tokens,
@@ -499,9 +511,7 @@ class ExchangeDriver(ABC):
             with suppress(TrainerError):
                 await self.trainer.ask(Drop(fragment=self.fragment))
         told = f"{reason} {self._why_late}" if self._why_late else reason
-        self._finish(
-            events.Dropped(exchange=self.one.number, reason=told, measured=self._measured())
-        )
+        self._finish(events.Dropped(reason=told, measured=self._measured()))
 
     def _measured(self) -> events.Measured:
         now = monotonic()
@@ -515,19 +525,19 @@ class ExchangeDriver(ABC):
         """Bytes that went one way, in those that the fragment has at most."""
         if self.one.realign or self.one.lacking:
             return None  # in fp32, or with missed steps: it tells nothing of what others take
-        most = self.one.kind.contents * self.station.ready.sizes[self.fragment][1]
+        most = self.one.kind.contents * self.ready.sizes[self.fragment][1]
         return max(self.bytes_sent, self.bytes_received) / most
 
     def _finish(self, event: events.PeerEvent) -> None:
         self.done.set()
         self._members_known.set()
         self._captured.set()
-        self.station.stimulate(event)
+        self.tell(event)
 
     async def close(self) -> None:
         """Let last words reach the other ends, and end all tasks."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=self.station.peer.budget.deadlines.hello)
+            await asyncio.wait(set(self._tasks), timeout=self.peer.budget.deadlines.hello)
         left = set(self._tasks)  # some may have begun meanwhile
         for task in left:
             task.cancel()

@@ -18,10 +18,11 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.stream import CalleeStream, CallerStream
+from lowcomm_node.node.ipc import Arena
 from lowcomm_node.node.messages import Ready
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.sync import frames
-from lowcomm_node.sync.driver import ABANDON_DEADLINE, ExchangeDriver, Station, answer_in_time
+from lowcomm_node.sync.driver import ABANDON_DEADLINE, ExchangeDriver, answer_in_time
 from lowcomm_node.sync.history import (
     Circumstances,
     ExchangeEnded,
@@ -214,21 +215,14 @@ class Exchanger:
     def _begin(self, number: int) -> None:
         one = self.peer.exchange(number)
         assert one is not None
+        self._drivers[number] = DRIVERS[one.kind.name](self, one)
+
+    def trainer_now(self) -> tuple[Ready, Trainer, Arena]:
+        """The trainer of exchanges that begin now, and the memory that it shares with us."""
         assert self._ready is not None
         assert self._trainer is not None
         assert self._trainer.arena is not None
-        station = Station(
-            peer=self.peer,
-            ready=self._ready,
-            trainer=self._trainer,
-            arena=self._trainer.arena,
-            slots=self._trainer.arena.take(one.kind.slots),
-            bandwidth=self.bandwidth,
-            stimulate=self.stimulate,
-            call=self.call,
-            heard=self._heard,
-        )
-        self._drivers[number] = DRIVERS[one.kind.name](station, one)
+        return self._ready, self._trainer, self._trainer.arena
 
     def _on_over(self, driver: ExchangeDriver, outcome: events.Outcome, reason: str) -> None:
         entry = self.history.record(driver, outcome, reason, self.peer.position.swarm_step)
@@ -278,15 +272,9 @@ class Exchanger:
         self.stimulate(events.Opened() if value else events.Closed())
 
     def on_step(self, swarm_step: int, steps: int, tokens: int, seconds: float = 0.0) -> None:
-        """Take in one inner step, which took so many seconds, and begin the exchanges that are
-        due."""
-        self.stimulate(
-            events.Stepped(swarm_step=swarm_step, steps=steps, tokens=tokens, seconds=seconds)
-        )
-
-    def copied(self, seconds: float) -> None:
-        """The state of others was copied for a drift, in so many seconds."""
-        self.stimulate(events.StateCopied(seconds=seconds))
+        """Take in one inner step, and begin the exchanges that are due."""
+        step = events.Stepped(swarm_step=swarm_step, steps=steps, tokens=tokens, seconds=seconds)
+        self.stimulate(step)
 
     def endure_drift(self) -> None:
         """Nobody could hand over a state: train on as we are."""
@@ -355,7 +343,7 @@ class Exchanger:
         except ProtocolViolation as error:
             self._hold(peer, Offence.HEAVY, str(error))
             raise
-        self._heard(peer)
+        self.heard(peer)
         self._called += 1
         call = self._called
         self._calls[call] = one = _Call(stream)
@@ -410,7 +398,7 @@ class Exchanger:
         """Who takes part in the run."""
         return self.around.roster
 
-    def _heard(self, peer: str, refusal: Refusal | None = None) -> None:
+    def heard(self, peer: str, refusal: Refusal | None = None) -> None:
         """A peer has made an offer, or has answered ours, be it with a refusal."""
         self.roster.liveness.met(peer, time())
         if refusal is not None:

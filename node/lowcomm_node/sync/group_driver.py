@@ -19,24 +19,18 @@ from lowcomm_node.errors import LinkLost, TrainerError, Unusable
 from lowcomm_node.net.stream import Stream
 from lowcomm_node.node.messages import (
     AverageShard,
-    CaptureContribution,
-    Merge,
-    OuterStepApplied,
     Part,
-    Receive,
-    Shared,
     TakeOver,
     WriteOuterSteps,
 )
 from lowcomm_node.sync import frames
-from lowcomm_node.sync.driver import ExchangeDriver, Station
+from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.link import GroupLink, Incoming
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange import group as groups
-from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import codec_of_offer
 
@@ -44,20 +38,17 @@ from lowcomm_protocol.spec.names import codec_of_offer
 class GroupDriver(ExchangeDriver):
     """Carries out a ``group`` exchange."""
 
-    def __init__(self, station: Station, one: Underway) -> None:
-        super().__init__(station, one)
-        self.sizes: tuple[int, ...] = ()
-        """Coded bytes of each shard."""
-        self._shared: Shared | None = None
-        self._mean: tuple[int, bytes] | None = None
-        """Size and digest of the mean of our shard."""
-        self._missed: tuple[int, bytes] | None = None
-        """The same of outer steps that a member lacks."""
+    sizes: tuple[int, ...] = ()
+    """Coded bytes of each shard."""
+    _mean: tuple[int, bytes] | None = None
+    """Size and digest of the mean of our shard."""
+    _missed: tuple[int, bytes] | None = None
+    """The same of outer steps that a member lacks."""
 
     @property
     def mine(self) -> int:
         """Which shard is ours."""
-        return self.one.members.index(self.station.peer.me)
+        return self.one.members.index(self.peer.me)
 
     @property
     def expected(self) -> int:
@@ -70,7 +61,7 @@ class GroupDriver(ExchangeDriver):
     # what comes
 
     def _link(self, peer: str, stream: Stream) -> GroupLink:
-        return GroupLink(peer, stream, self.station.bandwidth, *self.pace_of(peer))
+        return GroupLink(peer, stream, self.exchanger.bandwidth, *self.pace_of(peer))
 
     async def _read(self, link: GroupLink) -> None:
         peer = link.peer
@@ -100,7 +91,7 @@ class GroupDriver(ExchangeDriver):
         """Where the steps go that we lack: beside our contributions to others, in a slot that a
         realignment would fill."""
         lacking = self.one.lacking
-        if lacking is None or lacking.donors.get(self.station.peer.me) != peer:
+        if lacking is None or lacking.donors.get(self.peer.me) != peer:
             raise ProtocolViolation("hands over outer steps that we do not lack")
         at = sum(self.sizes)
         return self._view(self.slots[0], at, self.arena.slot_bytes - at)
@@ -112,7 +103,7 @@ class GroupDriver(ExchangeDriver):
             await self.trainer.ask(
                 TakeOver(
                     fragment=self.fragment,
-                    steps=lacking.steps[self.station.peer.me],
+                    steps=lacking.steps[self.peer.me],
                     slot=self.slots[0],
                     offset=sum(self.sizes),
                     size=size,
@@ -134,29 +125,19 @@ class GroupDriver(ExchangeDriver):
                 await self._receive(peer, received)
             self.tell(events.Shard(peer=peer))
         else:
-            with self.working():
-                await self._decode(Part.MEAN, peer, means, self._mean_of(peer))
+            await self.decode(Part.MEAN, peer, means, *self._mean_of(peer))
             self.note("decoded")
             self.tell(events.ShardMean(peer=peer, digest=content.digest))
 
     async def _receive(self, peer: str, received: int) -> None:
         try:
-            with self.working():
-                await self._decode(Part.SHARE, peer, received, self._share_of(peer))
+            await self.decode(Part.SHARE, peer, received, *self._share_of(peer))
         except Unusable as error:
             if len(self.one.members) < groups.OUTVOTE:
                 raise
             reason = str(error)[:MAX_REASON]
             self.tell(events.Unused(peer=peer, reason=reason, deed=error.deed))
         self.note("decoded")
-
-    async def _decode(self, part: Part, peer: str, slot: int, place: tuple[int, int]) -> None:
-        offset, size = place
-        await self.trainer.ask(
-            Receive(
-                fragment=self.fragment, part=part, peer=peer, slot=slot, offset=offset, size=size
-            )
-        )
 
     # what goes
 
@@ -176,20 +157,20 @@ class GroupDriver(ExchangeDriver):
                 await self._send_share(link, self.one.members.index(peer))
             case events.ShardMean():
                 assert self._mean is not None
-                place, digest = self._mean_of(self.station.peer.me), self._mean[1]
+                place, digest = self._mean_of(self.peer.me), self._mean[1]
                 data = self._view(self.slots[2], *place)
                 await link.send_content(data, digest, pb.MEAN)
             case _:
                 await link.send(frames.frame_of(effect))
 
     async def _send_share(self, link: GroupLink, shard: int) -> None:
-        assert self._shared is not None
-        offset, size = sum(self._shared.sizes[:shard]), self._shared.sizes[shard]
+        assert self.shared is not None
+        offset, size = sum(self.shared.sizes[:shard]), self.shared.sizes[shard]
         data = self._view(self.slots[0], offset, size)
-        await link.send_content(data, self._shared.digests[shard], pb.SHARE)
+        await link.send_content(data, self.shared.digests[shard], pb.SHARE)
 
     async def _reduce(self, contributors: Sequence[str]) -> None:
-        offset, _ = self._mean_of(self.station.peer.me)
+        offset, _ = self._mean_of(self.peer.me)
         used = [peer for peer in contributors if peer not in self.one.muted]
         try:
             with self.working():
@@ -217,24 +198,13 @@ class GroupDriver(ExchangeDriver):
 
     def _sizes(self, realign: bool) -> tuple[int, ...]:
         coding = codec("fp32" if realign else codec_of_offer(self.one.offer.codec))
-        bounds = shard_bounds(self.station.ready.numels[self.fragment], len(self.one.members))
+        bounds = shard_bounds(self.ready.numels[self.fragment], len(self.one.members))
         return tuple(coding.coded_size(stop - start) for start, stop in bounds)
 
-    async def _code(self) -> None:
-        one = self.one
-        self._shared = await self.trainer.ask(
-            CaptureContribution(
-                fragment=self.fragment,
-                slot=self.slots[0],
-                realign=one.realign,
-                ahead=one.ahead,
-                members=tuple(one.members),
-            )
-        )
-        # Before our contribution goes, which must come after them.
-        if one.lacking is not None:
-            for peer in one.lacking.receivers(self.station.peer.me):
-                await self._write_missed(one.lacking.steps[peer])
+    async def _prepare_missed(self) -> None:
+        if (lacking := self.one.lacking) is not None:
+            for peer in lacking.receivers(self.peer.me):
+                await self._write_missed(lacking.steps[peer])
 
     async def _write_missed(self, steps: int) -> None:
         slot, offset = self.slots[0], sum(self.sizes)
@@ -244,18 +214,9 @@ class GroupDriver(ExchangeDriver):
             )
             self._missed = written.size, written.digest
 
-    async def _merge(self, effect: events.Apply) -> OuterStepApplied:
-        owners = [
-            owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied
-        ]
-        return await self.trainer.ask(
-            Merge(
-                fragment=self.fragment,
-                swarm_step=effect.swarm_step,
-                over=dict.fromkeys(owners, 0),
-                keep_momentum=self.one.keep_momentum,
-            )
-        )
+    def _over(self, effect: events.Apply) -> dict[str, int]:
+        applied = zip(effect.members, effect.shards, strict=True)
+        return {owner: 0 for owner, is_applied in applied if is_applied}
 
     # places in slots: offset and size
 

@@ -255,17 +255,13 @@ class PairLink(Link):
     _whole = _resent = False
     IN_TURN = True
 
-    async def send_confirm(self, members: bytes) -> None:
-        """Tell whose contributions we hold. Raises LinkLost."""
-        await self.send(pb.Frame(confirm=pb.Confirm(members=members)))
-
     async def read(
         self,
         into: memoryview,
         least: int,
         on_content: Callable[[int, bool], Awaitable[Retransmit | None]],
         on_resend: Callable[[bytes], None],
-        on_confirm: Callable[[bytes], None],
+        on_confirm: Callable[[pb.Frame], None],
     ) -> None:
         """Read frames until the other end has confirmed; its content must have ``least`` bytes and
         fit ``into``.
@@ -295,7 +291,7 @@ class PairLink(Link):
                 case "confirm":
                     if confirmed or not (self._whole or self._again):
                         raise ProtocolViolation("confirmed before its contribution had come")
-                    on_confirm(frame.confirm.members)
+                    on_confirm(frame)
                     confirmed = True
                     if self._whole:
                         return  # else only what we have asked for again is still to come

@@ -51,8 +51,11 @@ def make_driver(
     kind, driver = (kinds.PAIR, PairDriver) if len(partners) < 2 else (kinds.GROUP, GroupDriver)
     machine = kind.machine("me", [*refuse, *partners], len(partners) + 1)
     one = Underway(1, kind, machine, OFFER, began)
-    station = SimpleNamespace(peer=SimpleNamespace(me="me"), trainer=None, arena=None, slots=())
-    made = driver(station, one)  # pyright: ignore[reportArgumentType]
+    arena = SimpleNamespace(take=lambda count: ())
+    exchanger = SimpleNamespace(
+        peer=SimpleNamespace(me="me"), trainer_now=lambda: (None, None, arena)
+    )
+    made = driver(exchanger, one)  # pyright: ignore[reportArgumentType]
     machine.start()
     for peer in refuse:
         machine.handle(Refused(peer=peer, reason=Refusal.BUSY, detail=REFUSAL_TEXT[Refusal.BUSY]))
@@ -170,7 +173,7 @@ async def test_a_round_tells_what_is_under_way():
         fragment=OFFER.fragment, round=OFFER.round, stage="capturing", partners=("a",),
         bytes_sent=10, bytes_received=20, bytes_expected=200, seconds=3.0,
     )  # fmt: skip
-    driver.content = Shared(sizes=(60,), digests=(b"digest",), steps=1)
+    driver.shared = Shared(sizes=(60,), digests=(b"digest",), steps=1)
     assert driver.describe(now=1003.0).bytes_expected == 120, (
         "what ours has taken says best what theirs will take"
     )

@@ -49,7 +49,7 @@ class Reader:
                 self.least,
                 self._on_content,
                 self.resends.append,
-                self.confirmed.append,
+                lambda frame: self.confirmed.append(frame.confirm.members),
             )
         return self
 
@@ -61,7 +61,7 @@ class Reader:
 
 async def send(link: PairLink, data: bytes) -> None:
     await link.send_content(memoryview(data), blake3(data).digest())
-    await link.send_confirm(b"members")
+    await link.send(pb.Frame(confirm=pb.Confirm(members=b"members")))
 
 
 async def under_way(*links: Link) -> None:
@@ -92,7 +92,7 @@ async def test_a_confirmation_that_is_due_while_the_content_is_on_its_way_comes_
     data = WHOLE * 40  # more than the stream buffers: the sender has to wait in the middle
     async with linked() as (one, two):
         sending = asyncio.create_task(one.send_content(memoryview(data), blake3(data).digest()))
-        confirming = asyncio.create_task(one.send_confirm(b"late"))
+        confirming = asyncio.create_task(one.send(pb.Frame(confirm=pb.Confirm(members=b"late"))))
         await under_way(one)
         assert not sending.done() and not confirming.done()
         reader = await Reader(two, len(data)).read()
@@ -255,7 +255,7 @@ async def test_closing_lets_the_other_end_read_to_the_end(end, monkeypatch):
     monkeypatch.setattr(stream_module, "CLOSE_DEADLINE", 1000.0)
     async with linked() as links:
         ours, theirs = links[end].stream, links[1 - end].stream
-        await links[end].send_confirm(b"last")
+        await links[end].send(pb.Frame(confirm=pb.Confirm(members=b"last")))
         closing = asyncio.create_task(ours.close())
         assert (await soon(theirs.receive())).confirm.members == b"last"
         if end == 0:
@@ -307,7 +307,7 @@ async def test_a_content_is_held_once_at_each_end():
                         link.send_content(slots[end], digests[end])
                         for end, link in enumerate(links)
                     ),
-                    *(link.send_confirm(b"") for link in links),
+                    *(link.send(pb.Frame(confirm=pb.Confirm(members=b""))) for link in links),
                     *(reader.read() for reader in readers),
                 )
                 _, peak = tracemalloc.get_traced_memory()
