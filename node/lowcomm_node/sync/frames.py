@@ -6,15 +6,9 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.agreeing import MAX_PEER_ID
-from lowcomm_protocol.exchange.events import (
-    Commit,
-    Confirm,
-    Holdings,
-    MemberMessage,
-    Members,
-    Roll,
-)
+from lowcomm_protocol.exchange.events import MemberMessage
 from lowcomm_protocol.exchange.tally import DIGEST_BYTES
 from lowcomm_protocol.exchange.underway import KEPT, STATE_MARK_BYTES
 from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, Refusal
@@ -71,15 +65,15 @@ def read_refusal(message: pb.Refuse) -> tuple[Refusal, str]:
 def frame_of(message: MemberMessage) -> pb.Frame:
     """The frame of a message without contents."""
     match message:
-        case Confirm(members=members):
+        case events.Confirm(members=members):
             return pb.Frame(confirm=pb.Confirm(members=members))
-        case Roll(roll=roll):
+        case events.Roll(roll=roll):
             return pb.Frame(roll=pb.Roll(peers=roll))
-        case Members(members=named):
+        case events.Members(members=named):
             return pb.Frame(members=pb.Members(peers=named))
-        case Holdings(held=held):
+        case events.Holdings(held=held):
             return pb.Frame(held=pb.Held(digests=held))
-        case Commit(shards=shards, heard=heard):
+        case events.Commit(shards=shards, heard=heard):
             return pb.Frame(commit=pb.Commit(applied=shards, known=heard))
         case _:
             raise AssertionError(f"{message} is of no frame")
@@ -90,16 +84,16 @@ def message_of(peer: str, frame: pb.Frame) -> MemberMessage:
     ProtocolViolation."""
     match frame.WhichOneof("kind"):
         case "confirm":
-            return Confirm(peer=peer, members=frame.confirm.members)
+            return events.Confirm(peer=peer, members=frame.confirm.members)
         case "roll":
-            return Roll(peer=peer, roll=_bounded(frame.roll.peers, MAX_PEER_ID))
+            return events.Roll(peer=peer, roll=_bounded(frame.roll.peers, MAX_PEER_ID))
         case "members":
-            return Members(peer=peer, members=_bounded(frame.members.peers, MAX_PEER_ID))
+            return events.Members(peer=peer, members=_bounded(frame.members.peers, MAX_PEER_ID))
         case "held":
-            return Holdings(peer=peer, held=_bounded(frame.held.digests, DIGEST_BYTES))
+            return events.Holdings(peer=peer, held=_bounded(frame.held.digests, DIGEST_BYTES))
         case "commit":
             applied, known = frame.commit.applied, frame.commit.known
-            return Commit(peer=peer, shards=_at_most(applied), heard=_at_most(known))
+            return events.Commit(peer=peer, shards=_at_most(applied), heard=_at_most(known))
         case kind:
             raise ProtocolViolation(f"sent {kind!r} where a message of a member was expected")
 

@@ -45,6 +45,7 @@ from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.exchange import outer
 from lowcomm_protocol.exchange.judging import (
     HEAVY,
     Bound,
@@ -54,7 +55,7 @@ from lowcomm_protocol.exchange.judging import (
     believed_steps,
     growth,
 )
-from lowcomm_protocol.exchange.outer import are_finite, contribution, merge_in_place, outer_step
+from lowcomm_protocol.exchange.outer import are_finite, contribution, outer_step
 from lowcomm_protocol.exchange.underway import kept
 from lowcomm_protocol.plan import FragmentProgress, SyncSchedule, largest_jump
 from lowcomm_protocol.rows import copy_flat, gather, paired, scatter
@@ -482,7 +483,7 @@ class Replica(InnerReplica):
             here = slice(start, start + rows.numel())
             start += rows.numel()
             flat = rows.detach().view(-1)
-            if not merge_in_place(self._outer, flat, phi[here], captured.view(-1)):
+            if not outer.merge(self._outer, flat, phi[here], captured.view(-1)):
                 for merged, before in pairs[: place + 1]:
                     copy_flat(before, merged.detach())
                 return False

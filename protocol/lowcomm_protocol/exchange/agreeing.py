@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.base import (
     ACCEPTED_INPUT,
     DONE,
@@ -29,15 +30,7 @@ from lowcomm_protocol.exchange.base import (
     Transitions,
     with_failures,
 )
-from lowcomm_protocol.exchange.events import (
-    Capture,
-    Cause,
-    Dial,
-    Effect,
-    Members,
-    Roll,
-    Stage,
-)
+from lowcomm_protocol.exchange.events import Cause, Effect, Stage
 from lowcomm_protocol.exchange.tally import Tally
 from lowcomm_protocol.matching import Refusal
 
@@ -139,7 +132,7 @@ class AgreeingExchange(Gathering):
         room = self.group - 1 - len(self._members)
         peers = [peer for peer in self.candidates if peer not in self._members][: max(0, room)]
         self._members.update({peer: ExchangeMember(OFFERED) for peer in peers})
-        return [Dial(peer=peer) for peer in peers] or self._gather()
+        return [events.Dial(peer=peer) for peer in peers] or self._gather()
 
     def takes_part(self, peer: str) -> bool | None:
         others = [roll for other, roll in self._rolls.items() if other not in (self.me, peer)]
@@ -150,7 +143,7 @@ class AgreeingExchange(Gathering):
             return self._end_as_minority()
         self.stage = Stage.AGREEING
         roll = self._rolls[self.me] = tuple(sorted([self.me, *self.partners]))
-        return [*(Roll(peer=peer, roll=roll) for peer in self.partners), *self._agree()]
+        return [*self._to_all(events.Roll, roll=roll), *self._agree()]
 
     def _on_roll(self, peer: str, roll: tuple[str, ...]) -> list[Effect]:
         if self._next_state(peer, GroupInput.ROLL) is None:
@@ -223,7 +216,7 @@ class AgreeingExchange(Gathering):
         for peer in others:
             self._advance(peer, GroupInput.AGREED)
         effects += self._give_up(left_out, "is not in the list of members", Cause.DISAGREED)
-        return [*effects, Capture(members=self.members)]
+        return [*effects, events.Capture(members=self.members)]
 
     def _are_most(self, count: int, elsewhere: int = 0) -> bool:
         """Whether so many may go on without those that are elsewhere; ``elsewhere``: besides those
@@ -250,7 +243,7 @@ class AgreeingExchange(Gathering):
         if not lowest or (self.members and lowest >= self.members):
             return []
         self.members, self._waited = lowest, 0
-        return [Members(peer=peer, members=lowest) for peer in self._others_in_list()]
+        return [events.Members(peer=peer, members=lowest) for peer in self._others_in_list()]
 
     def _others_in_list(self) -> list[str]:
         return [peer for peer in self.partners if peer in self.members]

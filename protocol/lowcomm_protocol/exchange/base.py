@@ -7,26 +7,11 @@ table in ``kinds.py``. No clock, no sockets: events go in, effects come out (``e
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.events import (
-    Abandon,
-    Accepted,
-    Captured,
-    Cause,
-    Crossed,
-    DeadlinePassed,
-    Dial,
-    Effect,
-    End,
-    GatheringClosed,
-    GaveUp,
-    Lost,
-    PeerEvent,
-    Refused,
-    Stage,
-)
+from lowcomm_protocol.exchange import events
+from lowcomm_protocol.exchange.events import Cause, Effect, PeerEvent, Stage
 from lowcomm_protocol.matching import Offer, Refusal, wins_crossing
 
 OFFERED, DONE, REFUSED, LOST = "offered", "done", "refused", "lost"
@@ -39,6 +24,7 @@ _OUT = frozenset({REFUSED, LOST})
 _NO_PART = _OUT | {OFFERED}
 _TERMINAL = _OUT | {DONE}
 
+M = TypeVar("M", bound=events.MemberMessage)
 Transitions = Mapping[tuple[str, str], str]
 """The next state of a member by its state and an input. A missing key is a violation."""
 
@@ -117,28 +103,28 @@ class Gathering(ABC):
         if self.over:
             return []
         match event:
-            case Accepted():
+            case events.Accepted():
                 return self._on_accepted(event)
-            case Refused(peer=peer, reason=reason, detail=detail):
+            case events.Refused(peer=peer, reason=reason, detail=detail):
                 return self._on_refused(peer, reason, detail)
-            case Crossed(peer=peer):
+            case events.Crossed(peer=peer):
                 if self.is_calling(peer):
                     self._members[peer].crossed = True
                 return []
-            case GatheringClosed():
+            case events.GatheringClosed():
                 return self._on_gathering_closed()
-            case Captured():
+            case events.Captured():
                 if self.stage is not Stage.CAPTURING:
                     raise ProtocolViolation(f"A capture is not expected while {self.stage.value}.")
                 return self._on_captured()
-            case Lost(peer=peer, reason=reason, cause=cause):
+            case events.Lost(peer=peer, reason=reason, cause=cause):
                 if self.is_open(peer):
                     return self._on_lost(peer, reason or "was lost", cause)
                 return []
-            case DeadlinePassed():
+            case events.DeadlinePassed():
                 first, self._late = not self._late, True
                 return self._on_deadline(first=first)
-            case GaveUp(reason=reason, cause=cause):
+            case events.GaveUp(reason=reason, cause=cause):
                 return self._give_in(reason, cause)
             case _:
                 return self._on_own(event)
@@ -201,6 +187,10 @@ class Gathering(ABC):
         """Whether most others take part with a peer; None if none has said."""
         return None
 
+    def _to_all(self, message: type[M], **values: Any) -> list[M]:
+        """A message to each partner."""
+        return [message(peer=peer, **values) for peer in self.partners]
+
     def _gather(self) -> list[Effect]:
         return [] if self._in(OFFERED) else self._close_gathering()
 
@@ -209,7 +199,7 @@ class Gathering(ABC):
             return self._begin()
         return self._end(no_partner(self.refusals), self._common_cause())
 
-    def _on_accepted(self, event: Accepted) -> list[Effect]:
+    def _on_accepted(self, event: events.Accepted) -> list[Effect]:
         peer, member = event.peer, self._members.get(event.peer)
         if peer in self.partners or (
             not event.called_us and (member is None or member.state == REFUSED)
@@ -218,7 +208,7 @@ class Gathering(ABC):
         if event.called_us and self.has_room_for(peer):
             member = self._members[peer] = ExchangeMember(OFFERED)
         if self.stage is not Stage.GATHERING or member is None or member.state != OFFERED:
-            return [Abandon(peer=peer, reason="the exchange has begun without you")]
+            return [events.Abandon(peer=peer, reason="the exchange has begun without you")]
         self._advance(peer, ACCEPTED_INPUT)
         member.offer = event.offer
         return self._gather()
@@ -231,7 +221,7 @@ class Gathering(ABC):
         if member and member.state == OFFERED and member.crossed and not member.called_twice:
             # It refused before it called us, and waits for our call: its refusal was overtaken.
             member.called_twice = True
-            return [Dial(peer=peer)]
+            return [events.Dial(peer=peer)]
         self._advance(peer, REFUSED_INPUT)
         member = self._members[peer]
         member.reason, member.cause = member.reason or detail, member.cause or reason
@@ -249,7 +239,7 @@ class Gathering(ABC):
     def _give_up(self, peers: Sequence[str], reason: str, cause: Cause) -> list[Effect]:
         for peer in peers:
             self._lose(peer, reason, cause)
-        return [Abandon(peer=peer, reason=reason) for peer in peers]
+        return [events.Abandon(peer=peer, reason=reason) for peer in peers]
 
     def _lose(self, peer: str, reason: str, cause: Cause | Refusal) -> None:
         self._advance(peer, FAILED_INPUT)
@@ -289,7 +279,8 @@ class Gathering(ABC):
         self.in_doubt = in_doubt
         self.stage, self.reason, self.cause = Stage.ENDED, reason, cause
         open_ = [peer for peer, m in self._members.items() if m.state not in _OUT]
-        return [*(Abandon(peer=peer, reason=reason) for peer in open_), End(reason=reason)]
+        abandoned = [events.Abandon(peer=peer, reason=reason) for peer in open_]
+        return [*abandoned, events.End(reason=reason)]
 
 
 def no_partner(refusals: Mapping[str, str]) -> str:

@@ -33,30 +33,10 @@ what others held before, and they can hand over the rest.
 from dataclasses import dataclass
 
 from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.agreeing import AgreeingExchange, GroupInput, GroupState
 from lowcomm_protocol.exchange.base import DONE, no_partner
-from lowcomm_protocol.exchange.events import (
-    AgreeingClosed,
-    Apply,
-    Cause,
-    Commit,
-    ConfirmingClosed,
-    Effect,
-    Equal,
-    Holdings,
-    Members,
-    Missed,
-    MissedSteps,
-    PeerEvent,
-    Reduce,
-    ReduceClosed,
-    Reduced,
-    Roll,
-    Shard,
-    ShardMean,
-    Stage,
-    Stumbled,
-)
+from lowcomm_protocol.exchange.events import Cause, Effect, PeerEvent, Stage
 from lowcomm_protocol.exchange.tally import DIGEST_BYTES
 from lowcomm_protocol.matching import Refusal
 
@@ -93,43 +73,43 @@ class GroupExchange(AgreeingExchange):
 
     def _on_own(self, event: PeerEvent) -> list[Effect]:
         match event:
-            case Roll(peer=peer, roll=roll):
+            case events.Roll(peer=peer, roll=roll):
                 return self._on_roll(peer, roll)
-            case Members(peer=peer, members=members):
+            case events.Members(peer=peer, members=members):
                 return self._on_members(peer, members)
-            case AgreeingClosed():
+            case events.AgreeingClosed():
                 if self.stage is Stage.AGREEING:
                     return self._on_agreeing_closed()
                 if self.stage is Stage.COMMITTING:
                     self._waited += 1
                     if self._waited >= SILENT and self.tally.outcome().is_certain:
                         return self._go_on_without_silent()
-            case Equal(least=least):
+            case events.Equal(least=least):
                 self._equal, self._least = True, least
-            case Missed(receivers=receivers, donor=donor, stranded=stranded):
+            case events.Missed(receivers=receivers, donor=donor, stranded=stranded):
                 self._receivers, self._donor, self._stranded = receivers, donor, stranded
-            case MissedSteps(peer=peer):
+            case events.MissedSteps(peer=peer):
                 return self._on_missed(peer)
-            case Shard(peer=peer):
+            case events.Shard(peer=peer):
                 self._advance(peer, GroupInput.SHARD)
                 return self._settle()
-            case ReduceClosed():
+            case events.ReduceClosed():
                 self._reduce_closed = True
                 return self._settle()
-            case Reduced(digest=digest):
+            case events.Reduced(digest=digest):
                 return self._on_reduced(digest)
-            case ShardMean(peer=peer, digest=digest):
+            case events.ShardMean(peer=peer, digest=digest):
                 return self._on_mean(peer, digest)
-            case Holdings(peer=peer, held=held):
+            case events.Holdings(peer=peer, held=held):
                 if self._next_state(peer, GroupInput.HELD) is not None:
                     self.tally.add_held(peer, held)
                     self._advance(peer, GroupInput.HELD)
                     return self._settle()
-            case ConfirmingClosed():
+            case events.ConfirmingClosed():
                 if self.stage is Stage.CONFIRMING:
                     why = "did not tell in time what it holds"
                     return self._give_up(self._in(*NOT_TOLD), why, Cause.LATE) + self._go_on()
-            case Commit(peer=peer, shards=shards, heard=heard):
+            case events.Commit(peer=peer, shards=shards, heard=heard):
                 if self._next_state(peer, GroupInput.COMMIT) is not None:
                     self.tally.add_commit(peer, shards, heard)
                     self._advance(peer, GroupInput.COMMIT)
@@ -142,8 +122,9 @@ class GroupExchange(AgreeingExchange):
 
     def _on_captured(self) -> list[Effect]:
         self.stage = Stage.REDUCING
-        missed = [MissedSteps(peer=peer) for peer in self._receivers if peer in self.partners]
-        return [*missed, *(Shard(peer=peer) for peer in self.partners), *self._settle()]
+        here = [peer for peer in self._receivers if peer in self.partners]
+        missed = [events.MissedSteps(peer=peer) for peer in here]
+        return [*missed, *self._to_all(events.Shard), *self._settle()]
 
     def _on_missed(self, peer: str) -> list[Effect]:
         if self._next_state(peer, GroupInput.MISSED) is None:
@@ -160,7 +141,7 @@ class GroupExchange(AgreeingExchange):
         if not expected or len(digest) != DIGEST_BYTES:
             raise ProtocolViolation(f"A mean of ours is not expected while {self.stage.value}.")
         self.tally.means[self.me] = digest
-        return [*(ShardMean(peer=peer, digest=digest) for peer in self.partners), *self._settle()]
+        return [*self._to_all(events.ShardMean, digest=digest), *self._settle()]
 
     def _on_mean(self, peer: str, digest: bytes) -> list[Effect]:
         if self._next_state(peer, GroupInput.MEAN) is None:
@@ -183,7 +164,7 @@ class GroupExchange(AgreeingExchange):
         ):
             self.stage = Stage.AVERAGING
             contributors = tuple(sorted([self.me, *self._in(*HAVE_GIVEN)]))
-            effects.append(Reduce(contributors=contributors))
+            effects.append(events.Reduce(contributors=contributors))
         if self.stage in (Stage.REDUCING, Stage.AVERAGING) and not (
             self._donor or self.tally.awaits((self.me, *self.partners))
         ):
@@ -191,14 +172,14 @@ class GroupExchange(AgreeingExchange):
         if self.stage is Stage.CONFIRMING and not self._in(*NOT_TOLD):
             self.stage, self._waited = Stage.COMMITTING, 0
             shards, heard = self.tally.commit()
-            effects += [Commit(peer=peer, shards=shards, heard=heard) for peer in self.partners]
+            effects += self._to_all(events.Commit, shards=shards, heard=heard)
         if self.stage is Stage.COMMITTING and not self._in(GroupState.TOLD):
             effects += self._conclude()
         return effects
 
     def _confirm(self) -> list[Effect]:
         self.stage, held = Stage.CONFIRMING, self.tally.hold()
-        return [Holdings(peer=peer, held=held) for peer in self.partners]
+        return [*self._to_all(events.Holdings, held=held)]
 
     def _conclude(self) -> list[Effect]:
         result = self.tally.outcome()
@@ -207,7 +188,7 @@ class GroupExchange(AgreeingExchange):
         voids = self.tally.voids(result.applied)
         voiding = [peer for peer, count in voids.items() if count >= VOIDED]
         left_out = "left out means that most others hold and apply"
-        effects: list[Effect] = [Stumbled(peer=peer, reason=left_out) for peer in voiding]
+        effects: list[Effect] = [events.Stumbled(peer=peer, reason=left_out) for peer in voiding]
         shards = (False,) * len(self.members) if behind else result.applied
         why = ""
         if self._stranded:
@@ -218,7 +199,7 @@ class GroupExchange(AgreeingExchange):
             return [*effects, *self._end(why, Cause.DISAGREED, in_doubt=doubt)]
         self.stage, self.in_doubt = Stage.APPLIED, doubt
         swarm_step = max(offer.swarm_step for offer in self.offers(self.partners).values())
-        return [*effects, Apply(members=self.members, swarm_step=swarm_step, shards=shards)]
+        return [*effects, events.Apply(members=self.members, swarm_step=swarm_step, shards=shards)]
 
     def _go_on_without_silent(self) -> list[Effect]:
         silent, why = self._in(GroupState.TOLD), "did not commit in time"

@@ -8,15 +8,9 @@ what it carries in ``simulation/contents.py``.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.base import Gathering
-from lowcomm_protocol.exchange.events import (
-    AgreeingClosed,
-    ConfirmingClosed,
-    DeadlinePassed,
-    GatheringClosed,
-    PeerEvent,
-    ReduceClosed,
-)
+from lowcomm_protocol.exchange.events import PeerEvent
 from lowcomm_protocol.exchange.group import GroupExchange
 from lowcomm_protocol.exchange.pair import PairExchange
 from lowcomm_protocol.spec.sections import SyncSettings
@@ -58,11 +52,11 @@ def timetable(hello: float, deadline: float) -> Timetable:
     What members still tell each other when contributions have come gets a grace of its own; after
     it the exchange is over in any case.
     """
-    return [(deadline, DeadlinePassed()), (deadline + hello, DeadlinePassed())]
+    return [(deadline, events.DeadlinePassed()), (deadline + hello, events.DeadlinePassed())]
 
 
 def _pair_timetable(hello: float, deadline: float) -> Timetable:
-    return [(min(hello, deadline / 2), GatheringClosed()), *timetable(hello, deadline)]
+    return [(min(hello, deadline / 2), events.GatheringClosed()), *timetable(hello, deadline)]
 
 
 def _group_timetable(hello: float, deadline: float) -> Timetable:
@@ -70,10 +64,10 @@ def _group_timetable(hello: float, deadline: float) -> Timetable:
     patience = min(PATIENCE, (reducing - gathering) / 4)
     looks = int((deadline - gathering) / patience)
     return [
-        (gathering, GatheringClosed()),
-        *((gathering + look * patience, AgreeingClosed()) for look in range(1, looks)),
-        (reducing, ReduceClosed()),
-        (deadline + hello / 2, ConfirmingClosed()),
+        (gathering, events.GatheringClosed()),
+        *((gathering + look * patience, events.AgreeingClosed()) for look in range(1, looks)),
+        (reducing, events.ReduceClosed()),
+        (deadline + hello / 2, events.ConfirmingClosed()),
         *timetable(hello, deadline),
     ]
 

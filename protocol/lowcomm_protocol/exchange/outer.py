@@ -160,39 +160,29 @@ def merge(
     theta_captured: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> bool:
-    """Bring a finished outer step into the fast weights, in ``out`` or in place on ``theta``;
-    whether all values are finite. All vectors float32 [numel].
+    """Bring a finished outer step into the fast weights; whether all values are finite. All vectors
+    float32 [numel].
 
     shift: ``theta += phi_new - theta_captured``, which keeps the inner steps done since the
     capture; a value that has not moved since becomes ``phi_new`` exactly, without rounding. mix:
-    ``theta = mix * theta + (1 - mix) * phi_new``. ``out`` may be ``theta_captured``. Raises
-    `PlanError` for vectors that are not alike.
+    ``theta = mix * theta + (1 - mix) * phi_new``.
+
+    The outcome goes into ``out``, which may be ``theta`` or ``theta_captured``. Without ``out`` it
+    replaces ``theta``, and ``theta_captured`` becomes what that was, so that it can be undone: one
+    pass does what a merge into another vector and a copy back would do in two. Raises `PlanError`
+    for vectors that are not alike.
     """
-    merged = theta if out is None else out
-    _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured, out=merged)
-    now, slow, into = _array(theta), _array(phi_new), _array(merged)
+    into = theta if out is None else out
+    _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured, out=into)
+    now, slow, captured = _array(theta), _array(phi_new), _array(theta_captured)
     if settings.merge == "mix":
-        return bool(mixed(now, slow, np.float32(1.0 - settings.mix), into))
-    return bool(shifted(now, slow, _array(theta_captured), into))
-
-
-def merge_in_place(
-    settings: OuterSettings,
-    theta: torch.Tensor,
-    phi_new: torch.Tensor,
-    theta_captured: torch.Tensor,
-) -> bool:
-    """`merge` in place on ``theta``, to the same bits; whether all values are finite.
-
-    ``theta_captured`` becomes what ``theta`` was, so that the merge can be undone: one pass does
-    what a merge into another vector and a copy back would do in two. Raises `PlanError` for vectors
-    that are not alike.
-    """
-    _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured)
-    now, slow, kept = _array(theta), _array(phi_new), _array(theta_captured)
-    if settings.merge == "mix":
-        return bool(mixed_in_place(now, slow, np.float32(1.0 - settings.mix), kept))
-    return bool(shifted_in_place(now, slow, kept))
+        share = np.float32(1.0 - settings.mix)
+        if out is None:
+            return bool(mixed_in_place(now, slow, share, captured))
+        return bool(mixed(now, slow, share, _array(out)))
+    if out is None:
+        return bool(shifted_in_place(now, slow, captured))
+    return bool(shifted(now, slow, captured, _array(out)))
 
 
 def are_finite(one: torch.Tensor, other: torch.Tensor) -> bool:

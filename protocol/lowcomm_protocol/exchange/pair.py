@@ -24,6 +24,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import ClassVar
 
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.base import (
     ACCEPTED_INPUT,
     DONE,
@@ -36,20 +37,7 @@ from lowcomm_protocol.exchange.base import (
     no_partner,
     with_failures,
 )
-from lowcomm_protocol.exchange.events import (
-    Admit,
-    Apply,
-    Capture,
-    Cause,
-    Confirm,
-    Dial,
-    Effect,
-    Knocked,
-    PeerEvent,
-    Stage,
-    WentAway,
-    WholeContribution,
-)
+from lowcomm_protocol.exchange.events import Cause, Effect, PeerEvent, Stage
 from lowcomm_protocol.matching import Refusal
 
 
@@ -110,14 +98,14 @@ class PairExchange(Gathering):
 
     def _on_own(self, event: PeerEvent) -> list[Effect]:
         match event:
-            case Knocked(peer=peer):
+            case events.Knocked(peer=peer):
                 self._waiting = peer
-            case WentAway():
+            case events.WentAway():
                 self._waiting = ""
-            case WholeContribution(peer=peer):
+            case events.WholeContribution(peer=peer):
                 self._advance(peer, VERIFIED)
                 return self._settle()
-            case Confirm(peer=peer, members=members):
+            case events.Confirm(peer=peer, members=members):
                 self._advance(peer, CONFIRMED)
                 self._confirmed[peer] = members
                 return self._conclude()
@@ -136,18 +124,18 @@ class PairExchange(Gathering):
             self._next += 1
             if peer not in self._members:
                 self._members[peer] = ExchangeMember(OFFERED)
-                return [Dial(peer=peer)]
+                return [events.Dial(peer=peer)]
         return self._close_gathering()
 
     def _close_gathering(self) -> list[Effect]:
         if self._waiting and not self.partners:
             peer, self._waiting = self._waiting, ""
-            return [Admit(peer=peer)]
+            return [events.Admit(peer=peer)]
         return super()._close_gathering()
 
     def _begin(self) -> list[Effect]:
         self.stage = Stage.CAPTURING
-        return [Capture(members=tuple(sorted([self.me, *self.partners])))]
+        return [events.Capture(members=tuple(sorted([self.me, *self.partners])))]
 
     # CAPTURING, TRADING
 
@@ -155,7 +143,7 @@ class PairExchange(Gathering):
         self.stage = Stage.TRADING
         (partner,) = self.partners
         self._advance(partner, CAPTURED)
-        return [WholeContribution(peer=partner), *self._settle()]
+        return [events.WholeContribution(peer=partner), *self._settle()]
 
     def _settle(self) -> list[Effect]:
         holders = self._in(*HOLDING)
@@ -165,7 +153,7 @@ class PairExchange(Gathering):
         (partner,) = holders
         self._advance(partner, SETTLED)
         digest = members_digest([self.me, partner])
-        return [Confirm(peer=partner, members=digest), *self._conclude()]
+        return [events.Confirm(peer=partner, members=digest), *self._conclude()]
 
     # CONFIRMING
 
@@ -182,7 +170,7 @@ class PairExchange(Gathering):
         self.stage = Stage.APPLIED
         offer = self._members[partner].offer
         assert offer is not None
-        return [Apply(members=members, swarm_step=offer.swarm_step)]
+        return [events.Apply(members=members, swarm_step=offer.swarm_step)]
 
     # any stage
 

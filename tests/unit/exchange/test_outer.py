@@ -21,7 +21,6 @@ from lowcomm_protocol.exchange.outer import (
     contribution,
     mean_contribution,
     merge,
-    merge_in_place,
     outer_step,
     square_and_cosine_apart,
     square_apart,
@@ -275,8 +274,6 @@ def test_vectors_that_torch_would_broadcast_or_promote_are_refused(wrong):
         lambda: mean_contribution([]),
         lambda: merge(NOLOCO, right, wrong, right),
         lambda: merge(NOLOCO, right, right, wrong),
-        lambda: merge_in_place(NOLOCO, right, wrong, right),
-        lambda: merge_in_place(NOLOCO, right, right, wrong),
         *[
             lambda at=at: outer_step(
                 NOLOCO, right, *[wrong if k == at else right.clone() for k in range(4)]
@@ -425,7 +422,7 @@ def test_a_merge_tells_whether_its_outcome_is_finite_and_may_replace_what_was_ca
     source = torch.Generator().manual_seed(0)
     theta, phi, captured = (torch.randn(1000, generator=source) for _ in range(3))
     expected = theta.clone()
-    assert merge(settings, expected, phi, captured)
+    assert merge(settings, expected, phi, captured, out=expected)
     assert merge(settings, theta, phi, captured, out=captured)
     assert torch.equal(captured, expected)
     phi[999] = math.inf
@@ -441,7 +438,7 @@ def test_a_merge_in_place_gives_the_same_bits_and_keeps_what_the_weights_were(
     theta, phi, captured = (torch.randn(1000, generator=source) for _ in range(3))
     captured[::7], phi[-1] = theta[::7], last
     before, expected = theta.clone(), theta.clone()
-    finite = merge(settings, expected, phi, captured)
-    assert merge_in_place(settings, theta, phi, captured) == finite == (last == 0.0)
+    finite = merge(settings, expected, phi, captured, out=expected)
+    assert merge(settings, theta, phi, captured) == finite == (last == 0.0)
     assert torch.equal(theta.view(torch.int32), expected.view(torch.int32))
     assert torch.equal(captured, before)
