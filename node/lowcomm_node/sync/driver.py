@@ -298,14 +298,9 @@ class ExchangeDriver(ABC):
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:  # a defect of ours: it costs this exchange, not the node
+            what = {"fragment": self.fragment, "error": repr(error)}
             story = json.dumps(self.one.story.to_json())
-            log.error(
-                "exchange.defect",
-                fragment=self.fragment,
-                error=repr(error),
-                story=story,
-                exc_info=error,
-            )
+            log.error("exchange.defect", **what, story=story, exc_info=error)
             told = f"a defect: {error!r}; please report it with the log"
             self.tell(events.GaveUp(reason=told, cause=events.Cause.OWN_FAULT))
 
@@ -445,27 +440,16 @@ class ExchangeDriver(ABC):
         """Wait for the members, or for our capture. Raises LinkLost if the exchange is over
         before."""
         await event.wait()
-        if (
-            self.one.machine.over
-        ):  # not only once it is done: what is captured may be dropped already
+        # Not only once it is done: what is captured may be dropped already.
+        if self.one.machine.over:
             raise LinkLost("the exchange is over")
 
-    async def decode(
-        self, part: Part, peer: str, slot: int, offset: int, size: int
-    ) -> Retransmit | None:
-        """Have what a member brought decoded; what of it must come again."""
+    async def decode(self, part: Part, peer: str, **place: int) -> Retransmit | None:
+        """Have what a member brought decoded, at ``slot``, ``offset`` and ``size``; what of it must
+        come again."""
+        request = Receive(fragment=self.fragment, part=part, peer=peer, **place)
         with self.working():
-            received = await self.trainer.ask(
-                Receive(
-                    fragment=self.fragment,
-                    part=part,
-                    peer=peer,
-                    slot=slot,
-                    offset=offset,
-                    size=size,
-                )
-            )
-        return received.again
+            return (await self.trainer.ask(request)).again
 
     def _tokens(self, peers: Sequence[str]) -> dict[str, int]:
         """What weighs the contributions of these members, in this order."""

@@ -175,14 +175,11 @@ class Exchanger:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        due = self.peer.next_timer
-        delay = 0.0 if due is None else max(0.0, due - monotonic())
-        self._timer = (
-            None if due is None else asyncio.get_running_loop().call_later(delay, self._on_timer)
-        )
-
-    def _on_timer(self) -> None:
-        self.stimulate(events.Tick())
+        due, loop = self.peer.next_timer, asyncio.get_running_loop()
+        self._timer = None
+        if due is not None:
+            delay = max(0.0, due - monotonic())
+            self._timer = loop.call_later(delay, self.stimulate, events.Tick())
 
     def _carry_out(self, effect: events.Effect) -> None:
         match effect:
@@ -238,13 +235,12 @@ class Exchanger:
         self.stimulate(events.Released(exchange=driver.one.number))
 
     def _log_deed(self, held: events.Penalty) -> None:
+        peer, deed, reason = held.peer, held.deed, held.reason
         if held.forgiven:
-            log.info("peer.stumbled", peer=held.peer, reason=held.reason)
+            log.info("peer.stumbled", peer=peer, reason=reason)
             return
-        told = log.warning if held.deed is Offence.HEAVY else log.info
-        told(
-            "peer.held", peer=held.peer, deed=held.deed.value, reason=held.reason, score=held.score
-        )
+        write = log.warning if deed is Offence.HEAVY else log.info
+        write("peer.held", peer=peer, deed=deed.value, reason=reason, score=held.score)
 
     # what happens at this node
 
@@ -417,26 +413,21 @@ class Exchanger:
         """
         self.exchanging = False
         self.drifted.clear()
+        deadlines = self.peer.budget.deadlines
         latest = max((driver.one.deadline for driver in self._drivers.values()), default=0.0)
+        most = min(latest, deadlines.longest, latest if patience is None else patience)
         try:
-            async with asyncio.timeout(
-                min(
-                    latest,
-                    self.peer.budget.deadlines.longest,
-                    latest if patience is None else patience,
-                )
-            ):
+            async with asyncio.timeout(most):
                 while self._drivers:
                     await next(iter(self._drivers.values())).done.wait()
-            last_words = self.peer.budget.deadlines.hello + 1
+            last_words = deadlines.hello + 1
         except TimeoutError:
             self.stimulate(events.GaveUp(reason=reason))
             last_words = ABANDON_DEADLINE + 1
         with suppress(TimeoutError):
             async with asyncio.timeout(last_words):
-                while (
-                    self._drivers or self._closing
-                ):  # one that is given up ends, and then closes its streams
+                # An exchange that is given up ends, and then closes its streams.
+                while self._drivers or self._closing:
                     await self._wait_for_ends()
 
     async def _wait_for_ends(self) -> None:

@@ -125,13 +125,15 @@ class GroupDriver(ExchangeDriver):
                 await self._receive(peer, received)
             self.tell(events.Shard(peer=peer))
         else:
-            await self.decode(Part.MEAN, peer, means, *self._mean_of(peer))
+            offset, size = self._mean_of(peer)
+            await self.decode(Part.MEAN, peer, slot=means, offset=offset, size=size)
             self.note("decoded")
             self.tell(events.ShardMean(peer=peer, digest=content.digest))
 
     async def _receive(self, peer: str, received: int) -> None:
+        offset, size = self._share_of(peer)
         try:
-            await self.decode(Part.SHARE, peer, received, *self._share_of(peer))
+            await self.decode(Part.SHARE, peer, slot=received, offset=offset, size=size)
         except Unusable as error:
             if len(self.one.members) < groups.OUTVOTE:
                 raise

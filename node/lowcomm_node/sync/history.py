@@ -190,35 +190,36 @@ class History:
         self, driver: "ExchangeDriver", outcome: Outcome, reason: str, swarm_step: int
     ) -> ExchangeEnded:
         """Count an exchange that is over; its entry in the list of rounds."""
-        now = monotonic()
+        now, one, machine = monotonic(), driver.one, driver.one.machine
+        is_applied = outcome is Outcome.APPLIED
         self.outcomes[outcome] += 1
-        self.in_doubt += driver.one.machine.in_doubt
+        self.in_doubt += machine.in_doubt
         self.bytes_sent += driver.bytes_sent
         self.bytes_received += driver.bytes_received
-        partners = driver.one.partners
-        if outcome is Outcome.APPLIED:
+        if is_applied:
             self.applied_at = now
-            self.realigned += driver.one.realign
-            self.worst_block[driver.fragment] = driver.worst_block or 0.0
-            for peer in partners:
+            self.realigned += one.realign
+            self.worst_block[one.fragment] = driver.worst_block or 0.0
+            for peer in one.partners:
                 self.of(peer).completed += 1
-        self.last_reason = reason if outcome is not Outcome.APPLIED else ""
+        self.last_reason = "" if is_applied else reason
         entry = ExchangeEnded(
-            id=driver.one.id,
+            id=one.id,
             time=time(),
-            fragment=driver.fragment,
-            round=driver.one.offer.round,
+            fragment=one.fragment,
+            round=one.offer.round,
             outcome=outcome,
             reason=reason,
-            code=None if outcome is Outcome.APPLIED else _code(driver),
-            partners=partners,
-            in_doubt=driver.one.machine.in_doubt,
-            left_out=driver.one.machine.refusals,
-            left_out_codes=driver.one.machine.causes,
+            # Where everybody had agreed, our own outer step has failed.
+            code=None if is_applied else machine.cause or Cause.OWN_FAULT,
+            partners=one.partners,
+            in_doubt=machine.in_doubt,
+            left_out=machine.refusals,
+            left_out_codes=machine.causes,
             swarm_step=swarm_step,
             bytes_sent=driver.bytes_sent,
             bytes_received=driver.bytes_received,
-            seconds=now - driver.one.began,
+            seconds=now - one.began,
             worst_block=driver.worst_block,
             stages=dict(driver.stages.seconds),
             moments=driver.moments,
@@ -254,35 +255,24 @@ class History:
         return self._peers[peer]
 
     def they_refused(self, peer: str, refusal: Refusal) -> None:
-        """Count an offer of ours that a peer refused; not where its own call to us goes on
-        instead."""
-        if refusal is Refusal.CROSSED:
-            return
-        self.refusals += 1
-        history = self.of(peer)
-        history.refused += 1
-        history.last_reason, history.last_code = REFUSAL_TEXT[refusal], refusal
+        """Count an offer of ours that a peer refused."""
+        self.of(peer).refused += refusal is not Refusal.CROSSED
+        self._refused(peer, refusal, REFUSAL_TEXT[refusal])
 
     def we_refused(self, peer: str, refusal: Refusal) -> None:
-        """Count an offer of a peer that we refused; not where our own call to it goes on
-        instead."""
-        if refusal is Refusal.CROSSED:
-            return
-        self.refusals += 1
-        history = self.of(peer)
-        history.last_reason = f"we refused it: {WE_REFUSED[refusal]}"
-        history.last_code = refusal
+        """Count an offer of a peer that we refused."""
+        self._refused(peer, refusal, f"we refused it: {WE_REFUSED[refusal]}")
+
+    def _refused(self, peer: str, refusal: Refusal, reason: str) -> None:
+        if refusal is not Refusal.CROSSED:  # of two calls that cross one goes on
+            self.refusals += 1
+            self.of(peer).last_reason, self.of(peer).last_code = reason, refusal
 
     def lost(self, peer: str, reason: str, cause: Cause | Refusal) -> None:
         """Count a stream that was lost."""
         history = self.of(peer)
         history.failed += 1
         history.last_reason, history.last_code = reason, cause
-
-
-def _code(driver: "ExchangeDriver") -> Cause | Refusal:
-    """Why it was not applied; where everybody had agreed, our own outer step has failed."""
-    return driver.one.machine.cause or Cause.OWN_FAULT
 
 
 LEAST_ROUNDS = 16

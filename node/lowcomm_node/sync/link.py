@@ -126,33 +126,36 @@ class Link:
         self._arrival: Arrival | None = None
         self._announced = 0.0
         """When what comes in was announced."""
-        self._slowest: float | None = None
+        self._rates: list[float] = []
+        """Bytes a second of the slowest content so far."""
         self._sending = self._receiving = 0.0
         """Seconds that contents took so far, each way."""
         self._needs = 0.0
         """Seconds that what comes in takes, as the last of it that came tells."""
 
+    def _coming(self, now: float) -> tuple[Incoming, float] | None:
+        """The content that still comes, and its seconds so far, if they tell how fast the line
+        is."""
+        incoming, waited = self._incoming, now - self._announced
+        if incoming is None or incoming.whole or not incoming.come or waited <= MEASURED_FROM:
+            return None
+        return incoming, waited
+
     def rate(self, now: float) -> float | None:
         """Bytes a second at which contents came, the slowest, one that still comes included; None
-        if that can't be told."""
-        rates = [] if self._slowest is None else [self._slowest]
-        waited = now - self._announced
-        if (
-            self._incoming is not None
-            and not self._incoming.whole
-            and self._incoming.come
-            and waited > MEASURED_FROM
-        ):
-            rates.append(self._incoming.come / waited)
-        return min(rates, default=None)
+        if that can't be known."""
+        coming = self._coming(now)
+        rates = [] if coming is None else [coming[0].come / coming[1]]
+        return min([*rates, *self._rates], default=None)
 
     def line(self, now: float) -> float | None:
         """Seconds that contents took, either way, what came again included; of one that still
-        comes, those that it would take. None if that can't be told."""
-        coming, incoming, waited = 0.0, self._incoming, now - self._announced
-        if incoming is not None and not incoming.whole and incoming.come and waited > MEASURED_FROM:
-            coming = waited * incoming.size / incoming.come
-        return max(self._sending, self._receiving + coming) or None
+        comes, those that it would take. None if that can't be known."""
+        receiving = self._receiving
+        if (coming := self._coming(now)) is not None:
+            incoming, waited = coming
+            receiving += waited * incoming.size / incoming.come
+        return max(self._sending, receiving) or None
 
     @property
     def share_come(self) -> float:
@@ -242,9 +245,8 @@ class Link:
         self._incoming.check()
         seconds = max(1e-3, monotonic() - self._announced)
         self.stages.add("receive", seconds)
-        rate = self._incoming.size / seconds
         self._receiving += seconds
-        self._slowest = rate if self._slowest is None else min(rate, self._slowest)
+        self._rates = [min([self._incoming.size / seconds, *self._rates])]
         return self._incoming
 
 

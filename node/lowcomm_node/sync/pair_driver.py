@@ -41,7 +41,8 @@ class PairDriver(ExchangeDriver):
         """Have a contribution decoded, or what of it came again; what is missing still."""
         self.arrived(peer)
         await self._until(self._captured)
-        missing = await self.decode(Part.AGAIN if again else Part.WHOLE, peer, slot, 0, size)
+        part = Part.AGAIN if again else Part.WHOLE
+        missing = await self.decode(part, peer, slot=slot, offset=0, size=size)
         if missing is None:
             self.note("decoded")
             self.tell(events.WholeContribution(peer=peer))

@@ -143,14 +143,14 @@ class Directions:
         recent.append(cosine)
         self._cosines[peer] = recent
         _forget_oldest(self._cosines)
-        mean = sum(recent) / len(recent)
+        mean, against = sum(recent) / len(recent), ""
         if len(recent) >= MIN_COSINES and mean < MIN_MEAN_COSINE:
+            against = f"{mean:.2f} of late"
+        elif cosine < MIN_COSINE:
+            against = f"{cosine:.2f}"
+        if against:
             raise ImplausibleError(
-                f"brings progress that points against ours (cosine {mean:.2f} of late)", None
-            )
-        if cosine < MIN_COSINE:
-            raise ImplausibleError(
-                f"brings progress that points against ours (cosine {cosine:.2f})", None
+                f"brings progress that points against ours (cosine {against})", None
             )
 
 

@@ -35,11 +35,9 @@ from lowcomm_protocol.exchange.outer_kernels import (
     pooled_of_mean,
     pooled_of_own,
     scaled,
-    scaled_sum,
     shifted,
     shifted_in_place,
     square_and_product_of_apart,
-    square_of_apart,
 )
 from lowcomm_protocol.spec.outer import OuterSettings
 
@@ -89,14 +87,9 @@ def mean_contribution(
             total.add_(one)
         return total.div_(len(contributions))
     shares = normalized(weights, len(contributions))
-    into, arrays = _array(total), [_array(one) for one in contributions]
-    factors = [np.float32(one) for one in shares]
-    if len(arrays) == 1:
-        scaled(into, arrays[0], factors[0])
-        return total
-    scaled_sum(into, arrays[0], arrays[1], factors[0], factors[1])
-    for one, factor in zip(arrays[2:], factors[2:], strict=True):
-        add_scaled(into, one, factor)
+    for place, (one, share) in enumerate(zip(contributions, shares, strict=True)):
+        add = add_scaled if place else scaled
+        add(_array(total), _array(one), np.float32(share))
     return total
 
 
@@ -204,7 +197,8 @@ def square_apart(vector: torch.Tensor, base: torch.Tensor, pull: float) -> float
     The difference is rounded to float32, the sum to float64 from blocks of 256 on.
     """
     _check_alike(vector=vector, base=base)
-    return float(square_of_apart(_array(vector), _array(base), np.float32(pull)))
+    array, onto = _array(vector), _array(base)
+    return float(square_and_product_of_apart(array, onto, onto, np.float32(pull))[0])
 
 
 def square_and_cosine_apart(

@@ -197,13 +197,6 @@ def scaled(out: Vector, one: Vector, share: Any) -> None:
 
 
 @kernel
-def scaled_sum(out: Vector, one: Vector, other: Vector, share: Any, other_share: Any) -> None:
-    """``out = share * one + other_share * other``, each product rounded first."""
-    for i in range(out.size):
-        out[i] = np.float32(np.float32(share * one[i]) + np.float32(other_share * other[i]))
-
-
-@kernel
 def add_scaled(out: Vector, one: Vector, share: Any) -> None:
     """``out += share * one``, the product rounded first."""
     for i in range(out.size):
@@ -245,18 +238,3 @@ def square_and_product_of_apart(
         square += np.float64(_folded(squares))
         product += np.float64(_folded(products))
     return square, product
-
-
-@kernel
-def square_of_apart(one: Vector, base: Vector, pull: Any) -> Any:
-    """The sum of the squares of ``one - pull * base``, to the same bits."""
-    squares, total = np.zeros(BLOCK, dtype=np.float32), 0.0
-    for start in range(0, one.size, BLOCK):
-        a, c = one[start : start + BLOCK], base[start : start + BLOCK]
-        for k in range(a.size):
-            apart = np.float32(a[k] - np.float32(pull * c[k]))
-            squares[k] = apart * apart
-        for k in range(a.size, BLOCK):
-            squares[k] = np.float32(0.0)
-        total += np.float64(_folded(squares))
-    return total
