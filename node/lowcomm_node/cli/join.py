@@ -68,7 +68,7 @@ def join(
 
     _refuse_at_once(settings)
     manager = ServiceManager.of()
-    availability = Availability.of(settings)
+    availability = Availability(settings)
     trainer = Trainer(settings.nice)
     if availability.hold is None:
         trainer.launch()  # it imports torch while the daemon imports its own

@@ -55,7 +55,7 @@ class Node:
             settings=settings,
             board=self.board,
             supervisor=Supervisor(lambda: Trainer(settings.nice), first=trainer, warn=warn),
-            availability=availability or Availability.of(settings),
+            availability=availability or Availability(settings),
             allowance=Allowance(settings),
             departure=Departure(
                 lambda: self.part.training.leave_seconds if self.part else LEAVE_DEADLINE

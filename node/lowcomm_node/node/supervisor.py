@@ -140,17 +140,16 @@ class TrainerPace:
         self._least = least
         self._awake = 0.0
         """Seconds in which we were awake and it could run, up to the last tick."""
-        self._ticked = now
-        self._waited = 0.0
+        self._ticked, self._waited = now, 0.0
         self._since: float | None = None
         """Start of its silence, by ``_awake``; None while nothing is due from it."""
         self._learns = False
         """Whether the silence is between two steps."""
         self._silences: deque[float] = deque(maxlen=256)
 
-    def hold(self) -> None:
+    def hold(self, now: float) -> None:
         """Expect nothing: it may not step, or is busy with what takes its time."""
-        self._since = None
+        self._ticked, self._since = now, None
         self._learns = False
 
     def tick(self, now: float, waited: float = 0.0) -> None:
@@ -158,19 +157,17 @@ class TrainerPace:
 
         ``waited``: seconds in all for which other programs kept it from running.
         """
-        passed = self._clock(now) - self._awake
-        self._awake += passed - min(passed, max(0.0, waited - self._waited))
-        self._waited = max(waited, self._waited)
-        self._ticked = now
+        passed = min(now - self._ticked, _LONGEST_TICK)
+        self._awake += max(0.0, passed - max(0.0, waited - self._waited))
+        self._ticked, self._waited = now, max(waited, self._waited)
         if self._since is None:
             self._since = self._awake
 
-    def stepped(self, now: float) -> None:
+    def stepped(self) -> None:
         """Take in that it has taken a step."""
-        awake = self._clock(now)
         if self._since is not None and self._learns:
-            self._silences.append(awake - self._since)
-        self._since = awake
+            self._silences.append(self._awake - self._since)
+        self._since = self._awake
         self._learns = True
 
     @property
@@ -178,12 +175,10 @@ class TrainerPace:
         """Seconds of silence after which it hangs."""
         return max(self._least, FACTOR * max(self._silences)) if self._silences else FIRST_STEP
 
-    def silence(self, now: float) -> float:
+    @property
+    def silence(self) -> float:
         """Seconds since it was heard, while something is due from it."""
-        return 0.0 if self._since is None else self._clock(now) - self._since
-
-    def _clock(self, now: float) -> float:
-        return self._awake + min(now - self._ticked, _LONGEST_TICK)
+        return 0.0 if self._since is None else self._awake - self._since
 
 
 class Supervisor:
@@ -245,7 +240,7 @@ class Supervisor:
             late = now - self._lost_at
             text = f"the trainer was lost {late:.0f} s ago and is not over with yet"
         else:
-            late = self._pace.silence(now) - self._pace.deadline
+            late = self._pace.silence - self._pace.deadline
             text = f"nobody ended the trainer, which hangs {late:.0f} s longer than it may"
         return text if late > END_DEADLINE else None
 
@@ -319,7 +314,7 @@ class Supervisor:
             match event:
                 case InnerStepTaken():
                     self._steps = event.steps
-                    self._pace.stepped(monotonic())
+                    self._pace.stepped()
                     trainer.patience = max(STEP_DEADLINE, self._pace.deadline)
                 case Finished():
                     self._training = False
@@ -350,8 +345,8 @@ class Supervisor:
             if self._training and not trainer.occupied:
                 self._pace.tick(now, 0.0 if trainer.pid is None else waited(trainer.pid))
             else:
-                self._pace.hold()
-            if (silence := self._pace.silence(now)) > self._pace.deadline:
+                self._pace.hold(now)
+            if (silence := self._pace.silence) > self._pace.deadline:
                 self._lose(FailureKind.HUNG, f"The trainer hangs: no step for {silence:.0f} s")
                 trainer.kill()
 

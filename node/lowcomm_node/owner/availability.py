@@ -7,7 +7,6 @@ import time as clock
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -16,7 +15,7 @@ from time import monotonic, time
 import psutil
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.owner.rules import FOREVER, Hold, MachineUse, OwnerRules, Rule, Schedule, holds
+from lowcomm_node.owner.rules import FOREVER, Hold, MachineUse, Rule, Schedule, holds
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.system.tasks import Enduring, Warn
@@ -135,19 +134,18 @@ class Availability:
 
     def __init__(
         self,
-        rules: OwnerRules,
-        file: Path,
-        look: Callable[[], MachineUse],
+        settings: NodeSettings,
+        look: Callable[[], MachineUse] | None = None,
         clock: Callable[[], float] = time,
         elapsed: Callable[[], float] = _elapsed,
     ) -> None:
-        """``file`` keeps the owner's pause over restarts. Raises ConfigError if it is damaged."""
-        self._rules = rules
-        self._file = file
-        self._look = look
+        """Raises ConfigError if the file is damaged that keeps a pause over restarts."""
+        self._settings = settings
+        self._file = settings.paths.pause
+        self._look = look or IdleDetector(settings.only_idle, not settings.on_battery).look
         self._clock = clock
         self._elapsed = elapsed
-        left = _read(file, clock())
+        left = _read(self._file, clock())
         self._pause_ends = None if left is None else elapsed() + left
         self._overruled: set[Rule] = set()
         self.hold: Hold | None = None
@@ -156,20 +154,8 @@ class Availability:
         """Set while it may not train, and while it may."""
         self._machine = MachineUse()
         with Enduring(NOT_LOOKED):
-            self._machine = look()
+            self._machine = self._look()
         self.update()
-
-    @classmethod
-    def of(cls, settings: NodeSettings) -> "Availability":
-        """By the owner's settings, for this machine."""
-        rules = OwnerRules(
-            schedule=settings.schedule,
-            only_idle=settings.only_idle,
-            idle_after=settings.idle_after,
-            on_battery=settings.on_battery,
-        )
-        machine = IdleDetector(rules.only_idle, not rules.on_battery)
-        return cls(rules, settings.paths.pause, machine.look)
 
     def pause(self, seconds: float | None) -> None:
         """Hold training now, for ``seconds`` or until ``resume``, over restarts too.
@@ -194,11 +180,11 @@ class Availability:
     @property
     def schedule(self) -> Schedule | None:
         """The hours in which it may train; None for always."""
-        return self._rules.schedule
+        return self._settings.schedule
 
     def follow(self, schedule: Schedule | None) -> None:
         """Train in other hours, from now on."""
-        self._rules = replace(self._rules, schedule=schedule)
+        self._settings = self._settings.model_copy(update={"schedule": schedule})
         self._overruled.discard(Rule.SCHEDULE)
         self.update()
 
@@ -225,7 +211,7 @@ class Availability:
         now, ends = self._clock(), self._pause_ends
         until = None if ends is None else now + (ends - self._elapsed())
         local = datetime.fromtimestamp(now).astimezone()
-        return list(holds(self._rules, until, self._machine, local))
+        return list(holds(self._settings, until, self._machine, local))
 
 
 def _read(file: Path, now: float) -> float | None:

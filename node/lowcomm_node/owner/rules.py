@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from lowcomm_node.system.units import NONE, write_duration
+
+if TYPE_CHECKING:
+    from lowcomm_node.owner.settings import NodeSettings
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAY, _WEEK = 24 * 60, 7 * 24 * 60
@@ -90,17 +94,6 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnerRules:
-    """The rules that the owner's settings make."""
-
-    schedule: Schedule | None = None
-    only_idle: bool = False
-    idle_after: float = 600.0
-    """Seconds for which nobody may have used the machine."""
-    on_battery: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class MachineUse:
     """Use of the machine."""
 
@@ -125,7 +118,7 @@ class Hold:
 
 
 def holds(
-    rules: OwnerRules, paused_until: float | None, machine: MachineUse, now: datetime
+    settings: "NodeSettings", paused_until: float | None, machine: MachineUse, now: datetime
 ) -> Iterator[Hold]:
     """Yield all that holds training at a local time, the most important first.
 
@@ -135,16 +128,17 @@ def holds(
         yield Hold(Rule.OWNER, "paused by its owner, until `lowcomm-node resume`")
     elif paused_until is not None and paused_until > now.timestamp():
         yield Hold(Rule.OWNER, f"paused by its owner{_until(paused_until, now)}", paused_until)
-    if rules.schedule is not None and not rules.schedule.allows(now):
-        change = rules.schedule.changes(now)
+    schedule = settings.schedule
+    if schedule is not None and not schedule.allows(now):
+        change = schedule.changes(now)
         until = None if change is None else change.timestamp()
-        text = f"outside its schedule {rules.schedule}{_until(until, now)}"
+        text = f"outside its schedule {schedule}{_until(until, now)}"
         yield Hold(Rule.SCHEDULE, text, until)
-    if rules.only_idle and machine.idle is not None and machine.idle < rules.idle_after:
-        left = write_duration(rules.idle_after - machine.idle)
+    if settings.only_idle and machine.idle is not None and machine.idle < settings.idle_after:
+        left = write_duration(settings.idle_after - machine.idle)
         text = f"the machine is in use ({machine.used_by}): waits until it is left alone for {left}"
         yield Hold(Rule.IN_USE, text)
-    if not rules.on_battery and machine.on_battery:
+    if not settings.on_battery and machine.on_battery:
         yield Hold(Rule.BATTERY, "the machine runs on its battery")
 
 

@@ -168,7 +168,7 @@ def pace(steps: int, gap: float, least: float = 60.0) -> TrainerPace:
     one.tick(0.0)
     for number in range(1, steps + 1):
         tick(one, (number - 1) * gap, number * gap)
-        one.stepped(number * gap)
+        one.stepped()
     return one
 
 
@@ -186,7 +186,7 @@ def test_the_deadline_follows_the_longest_usual_silence() -> None:
     assert pace(10, 4.0).deadline == pytest.approx(FACTOR * 4.0)
     one = pace(10, 4.0)
     tick(one, 40.0, 60.0)
-    one.stepped(60.0)  # it evaluated
+    one.stepped()  # it evaluated
     assert one.deadline == pytest.approx(FACTOR * 20.0)
 
 
@@ -260,6 +260,6 @@ def test_silence_does_not_count_while_other_programs_keep_it_from_running() -> N
     one = pace(10, 1.0)
     for second in range(11, 611):
         one.tick(float(second), waited=0.9 * (second - 10))
-    assert one.silence(610.0) == pytest.approx(60.0)
-    one.stepped(610.0)
+    assert one.silence == pytest.approx(60.0)
+    one.stepped()
     assert one.deadline == pytest.approx(FACTOR * 60.0), "nor is it learned"

@@ -4,6 +4,7 @@ reason is told."""
 import asyncio
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,8 @@ from lowcomm_node.owner.availability import (
     Availability,
     read_logind,
 )
-from lowcomm_node.owner.rules import MachineUse, OwnerRules, Rule, holds, read_schedule
+from lowcomm_node.owner.rules import MachineUse, Rule, holds, read_schedule
+from lowcomm_node.owner.settings import NodeSettings
 
 HERE = timezone(timedelta(hours=2))
 
@@ -108,8 +110,8 @@ def test_when_a_schedule_changes_is_the_first_time_at_which_it_says_something_el
 
 # What keeps it from training
 
-NIGHT = OwnerRules(
-    schedule=read_schedule("22:00-07:00"), only_idle=True, idle_after=600.0, on_battery=False
+NIGHT = NodeSettings.model_validate(
+    {"home": "/", "schedule": "22:00-07:00", "only_idle": True, "on_battery": False}
 )
 
 
@@ -139,18 +141,15 @@ def test_each_rule_has_its_reason() -> None:
 class World:
     """Clock and machine of an availability."""
 
-    def __init__(self, home: Path, rules: OwnerRules | None = None) -> None:
-        self.now, self.machine, self.file = (
-            at("Mon 12:00").timestamp(),
-            MachineUse(),
-            home / "pause.json",
-        )
-        self.rules = rules or OwnerRules()
+    def __init__(self, home: Path, **rules: Any) -> None:
+        self.settings = NodeSettings.model_validate({"home": home, **rules})
+        self.now, self.machine = at("Mon 12:00").timestamp(), MachineUse()
+        self.file = home / "pause.json"
         self.elapsed = 100.0
 
     def start(self) -> Availability:
         return Availability(
-            self.rules, self.file, lambda: self.machine, lambda: self.now, lambda: self.elapsed
+            self.settings, lambda: self.machine, lambda: self.now, lambda: self.elapsed
         )
 
     def later(self, one: Availability, seconds: float) -> Rule | None:
@@ -199,9 +198,8 @@ def test_resume_overrules_a_rule_until_it_has_been_kept_once(tmp_path: Path) -> 
     hour = (zone.hour + 2) % 24
     world = World(
         tmp_path,
-        OwnerRules(
-            schedule=read_schedule(f"{hour:02}:00-{(hour + 1) % 24:02}:00"), on_battery=False
-        ),
+        schedule=f"{hour:02}:00-{(hour + 1) % 24:02}:00",
+        on_battery=False,
     )
     one = world.start()
     assert one.hold is not None and one.hold.rule is Rule.SCHEDULE
@@ -273,8 +271,8 @@ async def test_a_look_that_fails_keeps_neither_hours_nor_later_looks_from_their_
             raise found
         return found
 
-    rules = OwnerRules(schedule=read_schedule("00:00-22:00"), on_battery=False)
-    one = Availability(rules, tmp_path / "pause.json", look, lambda: clock[0])
+    rules = {"home": tmp_path, "schedule": "00:00-22:00", "on_battery": False}
+    one = Availability(NodeSettings.model_validate(rules), look, lambda: clock[0])
     running = asyncio.create_task(one.run(warnings.append))
     try:
         async with asyncio.timeout(20):
