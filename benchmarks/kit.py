@@ -77,7 +77,7 @@ def measure_all(
     indent: int | None = 1,
 ) -> None:
     """Run jobs in parallel, in the order given; each result is saved at once, by ``job.key``."""
-    from lowcomm_node.node.host import die_with_parent
+    from lowcomm_node.system.command import die_with_parent
 
     with ProcessPoolExecutor(processes, get_context("spawn"), initializer=die_with_parent) as pool:
         running = {pool.submit(measure, job): job for job in jobs}

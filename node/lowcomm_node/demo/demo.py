@@ -17,7 +17,6 @@ from rich.live import Live
 
 from lowcomm_node.demo.result import DemoResult, bytes_in, node_result, tidy
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
-from lowcomm_node.node.host import die_with_parent
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.planner.run_template import TEXTS, write_template
 from lowcomm_node.status.model import Status
@@ -26,7 +25,7 @@ from lowcomm_node.status.report import write_report
 from lowcomm_node.status.words import swarm_in_words
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import absolute
-from lowcomm_node.system.command import unwinding_signals
+from lowcomm_node.system.command import die_with_parent, unwinding_signals
 from lowcomm_node.system.units import seconds
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.spec.run import RunSpec, parse_toml

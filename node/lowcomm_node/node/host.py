@@ -1,7 +1,6 @@
 """The trainer's process: ``python -m lowcomm_node.node.host NICENESS SOCKET MEMORY``."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lowcomm_node.node.messages import failure_of, is_foreseen
-from lowcomm_node.system.command import end, importing
+from lowcomm_node.system.command import die_with_parent, end, importing
 from lowcomm_node.system.machine import step_back
 
 
@@ -56,15 +55,6 @@ def main() -> NoReturn:
     # Coding threads wait for the interpreter's lock: with 5 ms, the default, for several steps.
     sys.setswitchinterval(0.0005)
     end(serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])))
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, also by SIGKILL."""
-    parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Imports little itself, because Ctrl-C prints a traceback before ``run_command`` runs.
 """
 
+import ctypes
 import errno
 import gc
 import io
@@ -152,6 +153,15 @@ def unwinding_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, also by SIGKILL."""
+    parent = os.getppid()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 ONLY_ELSEWHERE = ("fcntl", "hivemind")
