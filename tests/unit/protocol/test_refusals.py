@@ -32,7 +32,7 @@ def test_what_is_too_large_is_refused_before_it_is_hashed_parsed_or_verified(nam
 
     for module in ("peers.records", "identity", "peers.invites", "spec.run"):
         monkeypatch.setattr(f"lowcomm_protocol.{module}.verify", fail)
-    monkeypatch.setattr("lowcomm_protocol.peers.records.pb", None)
+    monkeypatch.setattr("lowcomm_protocol.peers.records.pb.SignedRecord", None)
     monkeypatch.setattr("lowcomm_protocol.peers.roster.sha256", fail)
     monkeypatch.setattr("lowcomm_node.dht.keys.sha256", fail)
     refuse()
@@ -57,7 +57,7 @@ def test_the_same_bytes_are_verified_and_counted_once_however_often_the_dht_tell
 
 
 def test_a_flood_of_refusals_keeps_a_bounded_memory(monkeypatch):
-    monkeypatch.setattr("lowcomm_protocol.peers.roster._REMEMBERED", 10)
+    monkeypatch.setattr("lowcomm_protocol.peers.roster.MAX_PEERS", 5)
     refusals = Refusals()
     roster = hostile.Roster(hostile.ME.peer_id, hostile.RUN, None, refusals)
     for number in range(50):
