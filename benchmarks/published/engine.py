@@ -320,13 +320,6 @@ class World:
                 one.liveness.heard(heard, self.network.now)
             peer.liveness.reached(self.places(other))
 
-    def lie(self, peer: PeerDriver) -> None:
-        """Nobody lies."""
-
-    def altered(self, peer: PeerDriver, content: bytes) -> bytes:
-        """Nobody lies."""
-        return content
-
     def on_step(self, peer: PeerDriver) -> None:
         peer.finished = self.network.now  # type: ignore[attr-defined]
 

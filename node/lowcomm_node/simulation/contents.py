@@ -71,9 +71,13 @@ class Contents(SimulatedExchange):
 
     def leave_out(self, other: str, error: LowcommError) -> None:
         """What a peer brought can't be used."""
+        self.fail(other, str(error), deed=self.offence(error), stands=True)
+
+    def offence(self, error: LowcommError) -> Offence | None:
+        """What is held against the sender of contents that can't be used."""
         implausible = isinstance(error, ImplausibleError)
         self.peer.implausible += implausible
-        self.fail(other, str(error), deed=error.deed if implausible else Offence.HEAVY, stands=True)
+        return error.deed if implausible else Offence.HEAVY
 
     def apply(self, effect: events.Apply) -> None:
         self.pool(effect)
@@ -211,10 +215,7 @@ class GroupContents(Contents):
         except (CodecError, ImplausibleError) as error:
             if len(self.one.members) < groups.OUTVOTE:
                 raise
-            implausible = isinstance(error, ImplausibleError)
-            self.peer.implausible += implausible
-            deed = error.deed if implausible else Offence.HEAVY
-            self.tell(events.Unused(peer=other, reason=str(error), deed=deed))
+            self.tell(events.Unused(peer=other, reason=str(error), deed=self.offence(error)))
 
     def _take_over(self, data: memoryview) -> None:
         lacking = self.one.lacking

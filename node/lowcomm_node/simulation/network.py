@@ -6,7 +6,7 @@ The same seed gives the same story, to the event. Nothing here knows what travel
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -28,10 +28,6 @@ class Conditions:
     """Bytes a second of one peer's uplink to another; 20 Mbit/s."""
     line: tuple[float, float] | None = None
     """Bytes a second up and down that all traffic of a peer shares; None: no shared line."""
-    rates: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
-    """Bytes a second of single peers, both ways, where it is less than ``bandwidth``."""
-    distances: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
-    """Seconds that all messages of single peers take longer, both ways."""
     loss: float = 0.0
     """Probability that a stream breaks, at a random moment of its first ``loss_within`` seconds."""
     loss_within: float = 5.0
@@ -162,8 +158,9 @@ class Network:
             self._carry(stream, sender, size, lambda: self.send(stream, sender, kind, payload))
             return
         self.control[sender] += self.weigh(payload)
-        rate, distance = self._between(sender, receiver)
-        way = self.random.uniform(*self.conditions.latency) + size / rate + late + distance
+        way = (
+            self.random.uniform(*self.conditions.latency) + size / self.conditions.bandwidth + late
+        )
         arrives = stream.arrived[receiver] = max(stream.arrived.get(receiver, 0.0), self.now + way)
 
         def deliver() -> None:
@@ -175,12 +172,6 @@ class Network:
                 self.break_(stream)
 
         self.at(arrives, deliver)  # not after(): rounding could make one message overtake another
-
-    def _between(self, *ends: str) -> tuple[float, float]:
-        """Bytes a second between two peers, and seconds that a message takes longer."""
-        rates, distances = self.conditions.rates, self.conditions.distances
-        rate = min(rates.get(end, self.conditions.bandwidth) for end in ends)
-        return rate, sum(distances.get(end, 0.0) for end in ends)
 
     def line_of(self, peer: str) -> tuple[Queue, Queue]:
         """Both directions of a peer's line."""

@@ -3,6 +3,7 @@
 Steps take ``1 / speed`` seconds; captures and merges wait for step boundaries, as in
 ``trainer/loop.py``."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -41,13 +42,8 @@ class SimulatedPeer(PeerDriver):
         speed: float,
         contents: Callable[["SimulatedPeer", Underway], SimulatedExchange],
     ) -> None:
-        machine = Peer(
-            name,
-            replica.spec,
-            replica.run_id,
-            _View(self),
-            Deadlines(longest=LONGEST, alone_first=False),
-        )
+        deadlines = Deadlines(longest=LONGEST, alone_first=False)
+        machine = Peer(name, replica.spec, replica.run_id, _View(self), deadlines)
         super().__init__(world.network, machine)
         self.world = world
         self.replica = replica
@@ -55,6 +51,7 @@ class SimulatedPeer(PeerDriver):
         self.speed = speed
         self.training = False
         self.delay = 0.0
+        self.attack: str | None = None
         self.pauses: tuple[tuple[float, float], ...] = ()
         self.bytes_sent = 0
         self.applied = 0
@@ -94,12 +91,14 @@ class SimulatedPeer(PeerDriver):
 
     @property
     def lie(self) -> str | None:
-        """How it lies now, if it does."""
-        return self.world.lie(self)
+        """How it lies now, if it does: from a quarter of the run on."""
+        begun = self.replica.clock.step >= self.replica.spec.run.steps // 4
+        return self.attack if begun else None
 
     def altered(self, content: bytes) -> bytes:
-        """What it really sends."""
-        return self.world.altered(self, content)
+        """What it really sends: a liar sends bytes of no number, or too many."""
+        lies = {"nan": b"\xff" * len(content), "shapes": content + bytes(4096)}
+        return lies.get(self.lie or "", content)
 
     def tampered(self, offer: Offer) -> Offer:
         return replace(offer, swarm_step=offer.swarm_step + AHEAD) if self.lie == "clock" else offer
@@ -121,7 +120,7 @@ class SimulatedPeer(PeerDriver):
 
     def _take_over(self) -> None:
         replica = self.replica
-        count = len(replica.plan.fragments)
+        fragments = range(len(replica.plan.fragments))
         ready = events.TrainerReady(
             plan=replica.plan.digest,
             sizes=self.content_sizes(),
@@ -130,13 +129,9 @@ class SimulatedPeer(PeerDriver):
             swarm_step=replica.clock.step,
             steps=replica.steps,
             tokens=replica.tokens,
-            progress=tuple(replica.schedule[fragment] for fragment in range(count)),
-            slow_digests=tuple(
-                bytes.fromhex(replica.slow_digest(fragment)) for fragment in range(count)
-            ),
-            momentum_digests=tuple(
-                bytes.fromhex(replica.momentum_digest(fragment)) for fragment in range(count)
-            ),
+            progress=tuple(replica.schedule[p] for p in fragments),
+            slow_digests=tuple(bytes.fromhex(replica.slow_digest(p)) for p in fragments),
+            momentum_digests=tuple(bytes.fromhex(replica.momentum_digest(p)) for p in fragments),
         )
         self.stimulate(ready)
         self.stimulate(events.Opened())
@@ -185,13 +180,12 @@ class SimulatedPeer(PeerDriver):
         self.losses.append(replica.inner_step())
         self._pass_boundary()
         self.world.on_step(self)
-        step = events.Stepped(
-            swarm_step=replica.clock.step,
-            steps=replica.steps,
-            tokens=replica.tokens,
-            seconds=seconds,
+        steps, tokens = replica.steps, replica.tokens
+        self.stimulate(
+            events.Stepped(
+                swarm_step=replica.clock.step, steps=steps, tokens=tokens, seconds=seconds
+            )
         )
-        self.stimulate(step)
         if not replica.course.is_over(replica.clock.step):
             self._begin_step()
         else:
@@ -202,17 +196,18 @@ class SimulatedPeer(PeerDriver):
         self.training = False
         self.stimulate(events.Closed())
         self.stimulate(events.GaveUp(reason="the run is over"))
-        for _, merge in self.ripening:
-            merge()
-        self.ripening.clear()
+        self._merge(math.inf)
         self.over = True
 
     def _pass_boundary(self) -> None:
-        actions = self.at_boundary
-        self.at_boundary = []
+        actions, self.at_boundary = self.at_boundary, []
         for action in actions:
             action()
-        ripe = [entry for entry in self.ripening if entry[0] <= self.replica.steps]
+        self._merge(self.replica.steps)
+
+    def _merge(self, steps: float) -> None:
+        """Merge what is ripe after ``steps`` inner steps."""
+        ripe = [entry for entry in self.ripening if entry[0] <= steps]
         self.ripening = [entry for entry in self.ripening if entry not in ripe]
         for _, merge in ripe:
             merge()
@@ -224,9 +219,7 @@ class SimulatedPeer(PeerDriver):
             return
         self.stimulate(events.Closed())
         self.stimulate(events.GaveUp(reason="copies the state of a peer"))
-        for exchange in list(
-            self.exchanges.values()
-        ):  # those that are applied and wait to be merged
+        for exchange in list(self.exchanges.values()):  # applied, and waiting to be merged
             exchange.carry_out(events.End(reason="copies the state of a peer"))
         self.ripening.clear()
         self.at_boundary.clear()

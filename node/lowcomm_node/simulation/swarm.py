@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from statistics import mean
 from typing import Any, Literal, get_args
 
@@ -35,6 +36,10 @@ RECORD_LIFETIME = 30.0
 """Seconds that others still believe in a peer that died."""
 PROBE_SECONDS = 0.2
 """Until a peer that is there has answered a probe."""
+
+
+def _contents(peer: SimulatedPeer, one: Underway) -> SimulatedExchange:
+    return CONTENTS[one.kind.name](peer, one)
 
 
 class Mute:
@@ -130,7 +135,7 @@ class Swarm:
             peer = SimulatedPeer(
                 self, name, made(spec, name, dataset, cpu, compiled), member.speed, _contents
             )
-            peer.delay, peer.pauses = member.delay, member.pauses
+            peer.delay, peer.pauses, peer.attack = member.delay, member.pauses, member.attack
             peer.replica.course = course or peer.replica.course
             self.peers.append(peer)
             self.network.after(
@@ -144,10 +149,10 @@ class Swarm:
     def training(self) -> list[str]:
         """Whom peers believe to be training, as signed records would tell them."""
         now = self.network.now
-        there = [
-            one.name for one in self.peers if one.training or self._gone.get(one.name, now) > now
-        ]
-        return there + self._sybils
+        there = (
+            peer for peer in self.peers if peer.training or self._gone.get(peer.name, now) > now
+        )
+        return [peer.name for peer in there] + self._sybils
 
     def places(self, peer: str) -> tuple[str, ...]:
         """The network that a record names: thirty Sybils share one, honest peers none."""
@@ -177,21 +182,6 @@ class Swarm:
             one for one in self.peers if one.training and one not in but and one.name not in but
         ]
 
-    def altered(self, peer: SimulatedPeer, content: bytes) -> bytes:
-        """What a peer really sends: a liar sends bytes of no number, or too many."""
-        match self.lie(peer):
-            case "nan":
-                return b"\xff" * len(content)
-            case "shapes":
-                return content + bytes(4096)
-            case _:
-                return content
-
-    def lie(self, peer: SimulatedPeer) -> Attack | None:
-        """How a peer lies now, if it does."""
-        begun = peer.replica.clock.step >= self.spec.run.steps // 4
-        return self.members[self.peers.index(peer)].attack if begun else None
-
     def on_step(self, peer: SimulatedPeer) -> None:
         """Look at the first peer now and then."""
         if self._every and peer is self.peers[0] and peer.replica.steps % self._every == 0:
@@ -205,14 +195,12 @@ class Swarm:
             for peer, member in zip(self.peers, self.members, strict=True)
             if member.attack is None and member.leaves is None and member.dies is None
         ]
-        losses = tuple(
-            held_out_loss(one.replica.model, self.dataset, self.spec.model.context)
-            for one in honest
-        )
+        context = self.spec.model.context
+        losses = tuple(held_out_loss(one.replica.model, self.dataset, context) for one in honest)
         average, spread, worst = compare([one.replica for one in honest])
         return Result(
             losses=losses,
-            average_loss=held_out_loss(average, self.dataset, self.spec.model.context),
+            average_loss=held_out_loss(average, self.dataset, context),
             spread=spread,
             worst_block=worst,
             bytes_sent=mean(one.bytes_sent for one in honest),
@@ -236,15 +224,14 @@ class Swarm:
             return False
         copies = [transfer.StateSnapshot(one.replica) for one in there]
         base = max(copies, key=lambda one: one.swarm_step)
-        manifests = {one: one.manifest([]) for one in copies}
+        manifests, sync = {one: one.manifest([]) for one in copies}, self.spec.sync
 
         def read(piece: Piece) -> bytes:
             version = version_of(manifests[base])
-            good = [
-                one
-                for one in copies
-                if version_of(manifests[one]).fits(version, piece.fragment, self.spec.sync)
-            ]
+            fitting = (
+                version_of(manifests[one]).fits(version, piece.fragment, sync) for one in copies
+            )
+            good = list(compress(copies, fitting))
             return good[piece.index % len(good)].piece(piece)
 
         transfer.adopt(peer.replica, manifests[base], read)
@@ -258,10 +245,6 @@ class Swarm:
         peer.die()
         self.network.peers.pop(peer.name, None)
         self._gone[peer.name] = self.network.now + RECORD_LIFETIME
-
-
-def _contents(peer: SimulatedPeer, one: Underway) -> SimulatedExchange:
-    return CONTENTS[one.kind.name](peer, one)
 
 
 def simulate(
@@ -282,17 +265,8 @@ def simulate(
     ``sybils``: records of peers that are dead, or take every call and never answer.
     """
     members = [Member()] * members if isinstance(members, int) else members
-    swarm = Swarm(
-        spec,
-        dataset,
-        members,
-        conditions or Conditions(),
-        kind,
-        compiled,
-        evaluations,
-        course,
-        sybils,
-    )
+    conditions = conditions or Conditions()
+    swarm = Swarm(spec, dataset, members, conditions, kind, compiled, evaluations, course, sybils)
     swarm.network.run()
     return swarm.result()
 
@@ -324,11 +298,8 @@ def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
             if not self._lies():
                 return super().contribution(phi, theta)
             brought = super().contribution(phi, torch.lerp(phi, theta, factor))
-            return (
-                self.kept.setdefault(self.captured, brought).clone()
-                if attack == "stale"
-                else brought
-            )
+            kept = self.kept.setdefault(self.captured, brought)
+            return kept.clone() if attack == "stale" else brought
 
         def _lies(self) -> bool:
             return self.clock.step >= self.spec.run.steps // 4
