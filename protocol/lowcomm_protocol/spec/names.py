@@ -5,62 +5,54 @@ object. It is then imported when it is first used: a bootstrap server, which che
 computes nothing, loads no numba and no torch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from lowcomm_protocol.errors import SpecError
 
 Entry = TypeVar("Entry")
 
 
-class Table(Mapping[str, Entry], Generic[Entry]):
+class Table(UserDict[str, Entry]):
     """Entries by name, in the order in which they were registered."""
 
     def __init__(self, what: str, entries: Mapping[str, Entry | str]) -> None:
+        super().__init__(cast("Mapping[str, Entry]", entries))
         self.what = what
-        """What an entry is called in errors."""
-        self._entries: dict[str, Entry | str] = dict(entries)
+        """Kind of entry, for errors."""
 
     def register(self, name: str, entry: Entry | str) -> None:
         """Add an entry. Raises SpecError if the name is taken."""
-        if name in self._entries:
+        if name in self:
             raise SpecError(f"{self.what} {name!r} is registered already: choose another name.")
-        self._entries[name] = entry
+        self[name] = cast("Entry", entry)
 
     def unregister(self, name: str) -> None:
         """Remove an entry. Raises SpecError if there is none."""
         self.check(name)
-        del self._entries[name]
+        del self[name]
 
     def check(self, name: str) -> None:
         """Raise SpecError, which lists what there is, unless there is an entry of this name."""
-        if name not in self._entries:
+        if name not in self:
             raise SpecError(f"{self.what} {name[:80]!r} is {self.unknown(name)}")
 
     def unknown(self, name: str) -> str:
         """What an error says of a name that is not here: the nearest one, and all there are."""
-        near = get_close_matches(name[:80], self._entries, 1)
+        near = get_close_matches(name[:80], self, 1)
         meant = f"; did you mean {near[0]!r}?" if near else "."
-        return f"not known{meant} There are {', '.join(self._entries)}"
+        return f"not known{meant} There are {', '.join(self)}"
 
     def __getitem__(self, name: str) -> Entry:
-        entry = self._entries[name]
+        entry = self.data[name]
         if isinstance(entry, str):
-            entry = self._entries[name] = cast("Entry", load(entry))
+            entry = self.data[name] = cast("Entry", load(entry))
         return entry
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
 
 def load(where: str) -> Any:

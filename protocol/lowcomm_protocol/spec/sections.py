@@ -143,20 +143,15 @@ class RunSettings(Settings):
     """Length of the run in swarm steps."""
     start_peers: Annotated[int, Field(ge=1, le=1024)] = 1
     """How many peers must be there before the first step; after it nobody waits for anybody."""
-    creator: str = ""
+    creator: Annotated[str, AfterValidator(lambda text: text and _check_peer_id(text))] = ""
     """Peer id of the signer, who alone signs invites and removals; filled in by signing."""
     admission: Literal["open", "invite", "list"] = "open"
     """Who may join: anybody, whom the creator invites, or the members; the creator always may."""
     members: Annotated[tuple[PeerId, ...], SORTED, Field(strict=False, max_length=MAX_MEMBERS)] = ()
     """Peer ids of those who may join with ``admission = "list"``, sorted."""
 
-    @field_validator("creator")
-    @classmethod
-    def _creator_is_a_peer(cls, creator: str) -> str:
-        return _check_peer_id(creator) if creator else creator
-
     @model_validator(mode="after")
-    def _members_are_for_lists(self) -> Self:
+    def _settings_fit(self) -> Self:
         if self.members and self.admission != "list":
             raise ValueError(
                 f'members are given, but admission = "{self.admission}": set admission = "list", '
@@ -164,10 +159,6 @@ class RunSettings(Settings):
             )
         if self.admission == "list" and not self.members:
             raise ValueError('admission = "list" needs members: the peer ids of those who may join')
-        return self
-
-    @model_validator(mode="after")
-    def _description_is_plain(self) -> Self:
         # It is shown on the terminals of strangers, who must not get escape sequences.
         if not self.description.isprintable():
             raise ValueError("description must be one line of printable text")
@@ -359,15 +350,8 @@ class SyncSettings(Settings):
     @property
     def outer_settings(self) -> OuterSettings:
         """The settings of the outer optimizer alone."""
-        return OuterSettings(
-            self.outer,
-            self.outer_lr,
-            self.momentum,
-            self.consensus,
-            self.merge,
-            self.mix,
-            self.memory,
-        )
+        values = self.outer_lr, self.momentum, self.consensus, self.merge, self.mix, self.memory
+        return OuterSettings(self.outer, *values)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
