@@ -128,11 +128,8 @@ def guard(
     named: Collection[str] = (),
     answered: Collection[str] = (),
 ) -> None:
-    """Harden a protocol that was just created and has met no peer yet.
-
-    ``named``: ids of the peers named by our owner; ``answered``: peers that have proved to be
-    there.
-    """
+    """Harden a protocol that was just created and has met no peer yet. ``named``: ids of the peers
+    named by our owner; ``answered``: peers that have proved to be there."""
     call_find, update_routing_table = protocol.call_find, protocol.update_routing_table
 
     def is_in_place(node_id: DHTID, peer: PeerID) -> bool:

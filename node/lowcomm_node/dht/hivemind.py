@@ -120,9 +120,7 @@ class Discovery(DhtRecords):
         refusals: Refusals | None = None,
     ) -> None:
         """``key_file``: the key of ``identity``; ``refusals``: where refused records are counted.
-
-        Raises ConfigError that names a malformed address.
-        """
+        Raises ConfigError that names a malformed address."""
         self._answered_peers: TTLCache[str, bool] = TTLCache(MAX_ANSWERED, ANSWERED_SECONDS)
         super().__init__(Provenances(refusals), self._answered_peers)
         self.peer_id = identity.peer_id
@@ -216,9 +214,7 @@ class Discovery(DhtRecords):
 
     async def revive(self, restart: bool = False) -> bool:
         """Restart p2pd if it has died, and refresh our addresses. Returns whether it works.
-
-        ``restart``: in any case, dropping its connections.
-        """
+        ``restart``: in any case, dropping its connections."""
         try:
             async with self._opening:
                 is_dead = self._daemon is None or not self._daemon.running
@@ -241,10 +237,8 @@ class Discovery(DhtRecords):
         return frozenset()
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
-        """Connect to a peer: at these addresses, or through our own entry points as relays.
-
-        Raises LinkLost with the reason if it fails.
-        """
+        """Connect to a peer: at these addresses, or through our own entry points as relays. Raises
+        LinkLost with the reason if it fails."""
         control = self._control()
         admitted = await self._admitted(control, peer_id, entry_points)
         entries = self._entry_points.entries_for(peer_id, admitted)

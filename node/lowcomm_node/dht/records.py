@@ -57,10 +57,8 @@ class _Found:
 
 
 class DhtRecords:
-    """One peer's requests to the DHT.
-
-    Without a node, such as while p2pd is restarted, nothing is found or stored.
-    """
+    """One peer's requests to the DHT. Without a node, such as while p2pd is restarted, nothing is
+    found or stored."""
 
     def __init__(
         self,
@@ -79,10 +77,8 @@ class DhtRecords:
         """Our records that others shall keep: when a look last found each there, and its value."""
 
     async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
-        """Store a record for ``lifetime`` seconds. Returns whether some peer took it.
-
-        Raises RecordError if it is too large.
-        """
+        """Store a record for ``lifetime`` seconds. Returns whether some peer took it. Raises
+        RecordError if it is too large."""
         check_size(value)
         expires = time() + min(lifetime, MAX_LIFE)
         stored = write_entry(pack(key, value))
@@ -104,9 +100,7 @@ class DhtRecords:
 
     async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
         """The newest valid record of a subkey that others keep, to see whether ours has arrived.
-
-        ``newest``: False where any version will do, which costs a fifth.
-        """
+        ``newest``: False where any version will do, which costs a fifth."""
         if not newest:
             at, seen = self._seen.setdefault((key, subkey), (float("-inf"), None))
             is_valid = seen is not None and self._provenances.check(seen, subkey, time())
@@ -192,10 +186,8 @@ class DhtRecords:
         return None if is_old or any(place not in found.places for place, _ in nearest) else found
 
     async def _search(self, key: str, looks: int = LOOKS) -> _Found | None:
-        """Find the keepers of a key; None if there is no node, or the search fails.
-
-        ``looks``: 1 if a look of all keepers follows.
-        """
+        """Find the keepers of a key; None if there is no node, or the search fails. ``looks``: 1 if
+        a look of all keepers follows."""
         # A peer that is asked for a key answers with all records under it. Nothing is stored at the
         # neighbouring number, and the same peers are the nearest to it.
         from lowcomm_node.net.hivemind_parts import DHTID

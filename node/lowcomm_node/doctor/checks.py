@@ -230,10 +230,8 @@ def kind_of_nat(
     observed: Iterable[ObservedAddress],
     calls_come_in: bool | None,
 ) -> Nat:
-    """The kind of router.
-
-    ``calls_come_in``: whether a call of a helper came in; None if none was made.
-    """
+    """The kind of router. ``calls_come_in``: whether a call of a helper came in; None if none was
+    made."""
     outside = [seen for seen in observed if is_public(seen.host)]
     if not outside:
         return Nat.UNKNOWN

@@ -42,10 +42,8 @@ async def ask_others(streams: Streams, subject: Subject, entries: Iterable[str])
 
 
 def choose_helpers(askers: Sequence[tuple[Asker, Helper]]) -> list[tuple[Asker, Helper]]:
-    """One helper at each address.
-
-    A helper in our own network can call us in any case: it counts only if there is no other.
-    """
+    """One helper at each address. A helper in our own network can call us in any case: it counts
+    only if there is no other."""
     outside = [pair for pair in askers if pair[1].is_outside]
     by_host: dict[str, tuple[Asker, Helper]] = {}
     for pair in outside or askers:
@@ -101,9 +99,7 @@ async def _called_back(asker: Asker, helper: Helper, subject: Subject) -> Helper
 
 def _outward_host(towards: str) -> str:
     """Which of our addresses packets to an IP address leave from; empty if there is no way there.
-
-    Sends nothing.
-    """
+    Sends nothing."""
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

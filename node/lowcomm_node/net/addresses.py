@@ -169,11 +169,8 @@ def quic_beside(entry: EntryPoint) -> EntryPoint | None:
 
 
 def also_over_quic(entries: Sequence[EntryPoint]) -> list[EntryPoint]:
-    """Each TCP address, and the same over QUIC.
-
-    p2pd prefers QUIC where UDP works. That keeps the NAT's port open, and known, for hole punching.
-    And where TCP is blocked nothing else works.
-    """
+    """Each TCP address, and the same over QUIC. p2pd prefers QUIC where UDP works. That keeps the
+    NAT's port open, and known, for hole punching. And where TCP is blocked nothing else works."""
     beside = (quic_beside(entry) for entry in entries)
     return list(dict.fromkeys([*entries, *filter(None, beside)]))
 

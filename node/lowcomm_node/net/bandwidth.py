@@ -176,10 +176,8 @@ class TokenBucket:
         """Time at which everything taken so far is paid for."""
 
     def take(self, count: int, now: float) -> tuple[float, float]:
-        """Take ``count`` bytes at time ``now``.
-
-        Returns the seconds until they may begin to go, and the seconds until they are paid for.
-        """
+        """Take ``count`` bytes at time ``now``. Returns the seconds until they may begin to go, and
+        the seconds until they are paid for."""
         if self.rate is None:
             return 0.0, 0.0
         begins = max(now - CREDIT_SECONDS, self._free)

@@ -57,10 +57,8 @@ class Streams(Protocol):
         ...
 
     async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
-        """Open a stream to a connected peer. Raises LinkLost.
-
-        Only an answer of the other end shows that it serves the protocol.
-        """
+        """Open a stream to a connected peer. Raises LinkLost. Only an answer of the other end shows
+        that it serves the protocol."""
         ...
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
@@ -122,10 +120,8 @@ class Control:
         ]
 
     async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
-        """Open a stream.
-
-        p2pd answers before the other end does: only bytes from the stream prove that it is served.
-        """
+        """Open a stream. p2pd answers before the other end does: only bytes from the stream prove
+        that it is served."""
         peer, timeout = base58.b58decode(peer_id), max(1, round(seconds))
         request = _request("stream_open", peer=peer, proto=[protocol], timeout=timeout)
         stream, answer = await self._exchange(request, seconds)
@@ -283,19 +279,15 @@ class StreamListener:
         return _UNIX + bytes([len(path)]) + path
 
     def add(self, protocol: str, take: TakeStream) -> None:
-        """Have ``take`` called with the streams of a protocol, once p2pd knows it.
-
-        Raises LinkLost if it is served already.
-        """
+        """Have ``take`` called with the streams of a protocol, once p2pd knows it. Raises LinkLost
+        if it is served already."""
         if protocol in self._takers:
             raise LinkLost(f"streams of {protocol} are served already")
         self._takers[protocol] = take
 
     async def register(self, control: Control, dialer: int | None) -> None:
         """Register with p2pd, whose process id is ``dialer``, the protocols that it does not know.
-
-        Raises LinkLost.
-        """
+        Raises LinkLost."""
         if self._closed:
             raise LinkLost("no streams are taken any more")
         self.dialer = dialer

@@ -51,10 +51,8 @@ class Endpoint:
         self._server = ExchangeServer(self.certificate, self._service, flow)
 
     async def listen(self, host: str, port: int) -> int:
-        """Listen on the network and for pipes; returns the port.
-
-        Raises PortInUse, LinkLost. ``close`` it in any case.
-        """
+        """Listen on the network and for pipes; returns the port. Raises PortInUse, LinkLost.
+        ``close`` it in any case."""
         self.port = await self._server.start(host, port)
         await self._pipes.serve(lambda: self._server.local)
         return self.port
@@ -68,10 +66,8 @@ class Endpoint:
         self._service.on_caller = self.channels.dialer.on_answer = hear
 
     async def renew(self) -> None:
-        """Follow the owner's changed limits; calls under way may end as they began.
-
-        Raises PortInUse.
-        """
+        """Follow the owner's changed limits; calls under way may end as they began. Raises
+        PortInUse."""
         flow = flow_options(self._bandwidth.down.rate)
         await self._server.renew(flow)
         await self.channels.renew(flow)

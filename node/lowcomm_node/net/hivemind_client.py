@@ -68,9 +68,7 @@ class _ToDebug(logging.Handler):
 
 async def attach(daemon: P2pDaemon, storing: Callable[[str], Awaitable[None]]) -> Any:
     """hivemind's client (``P2P``) of a running p2pd. Raises NodeError if p2pd does not answer.
-
-    ``storing``: awaited with the caller's peer id before each request to store something here.
-    """
+    ``storing``: awaited with the caller's peer id before each request to store something here."""
     from lowcomm_node.net.hivemind_parts import P2P, Multiaddr
 
     class OwnP2P(P2P):
@@ -147,11 +145,8 @@ async def wait_routing(p2p: Any) -> None:
 
 
 async def ping(node: Any, peer_id: str) -> float | None:
-    """Exchange routing entries with a connected peer.
-
-    Returns the seconds that its clock is ahead of ours (0 within the call's duration); None if it
-    does not answer.
-    """
+    """Exchange routing entries with a connected peer. Returns the seconds that its clock is ahead
+    of ours (0 within the call's duration); None if it does not answer."""
     from lowcomm_node.net.hivemind_parts import DHTID, PeerID, dht_pb2
 
     protocol, peer = node.protocol, PeerID.from_base58(peer_id)

@@ -42,11 +42,8 @@ def _put_packages_in_place() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for asyncio's complaint about a search that hivemind cancelled.
-
-    For each peer that it asks, hivemind/dht/traverse.py waits for an event in a task that nobody
-    keeps.
-    """
+    """False for asyncio's complaint about a search that hivemind cancelled. For each peer that it
+    asks, hivemind/dht/traverse.py waits for an event in a task that nobody keeps."""
     text = record.getMessage()
     return not (
         text.startswith("Task was destroyed but it is pending!") and "coro=<Event.wait()" in text

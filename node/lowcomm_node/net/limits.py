@@ -61,9 +61,7 @@ class RateLimits:
 
     def refuses(self, peer: str, now: float, place: str = "") -> str | None:
         """Why a call of an authenticated peer is refused; None if it is accepted, which counts it.
-
-        ``place``: where it comes from.
-        """
+        ``place``: where it comes from."""
         address = prefixes_of(place)[0]
         if not self._shares.has_room(place, self._most - self.open_calls):
             return (

@@ -60,10 +60,8 @@ class RelayLimits:
 
 
 def runtime_folder() -> Path:
-    """The folder of control sockets: one per user, mode 0700.
-
-    Raises NodeError if another user owns it.
-    """
+    """The folder of control sockets: one per user, mode 0700. Raises NodeError if another user owns
+    it."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = (
         Path(base) / "lowcomm" if base else Path(tempfile.gettempdir()) / f"lowcomm-{os.getuid()}"
@@ -138,11 +136,8 @@ class P2pDaemon:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start it and wait until it listens.
-
-        Raises PortInUse, ConfigError if an address can't be listened on, NodeError with what it
-        printed last.
-        """
+        """Start it and wait until it listens. Raises PortInUse, ConfigError if an address can't be
+        listened on, NodeError with what it printed last."""
         for address in self._listen:
             _check_free(address)
         try:
@@ -278,10 +273,8 @@ def has_ipv6() -> bool:
 
 
 def _check_free(listen: str) -> None:
-    """Raise PortInUse if a port is taken.
-
-    p2pd would share it, and each connection would reach one of the two by chance.
-    """
+    """Raise PortInUse if a port is taken. p2pd would share it, and each connection would reach one
+    of the two by chance."""
     _, family, host, transport, port, *_ = [*listen.split("/"), "", "", "", "", ""]
     is_known = family in ("ip4", "ip6") and transport in ("tcp", "udp")
     if not is_known or not port.isdecimal() or int(port) > 65535:
@@ -326,10 +319,8 @@ def free_port(
 
 
 def find_p2pd() -> Path:
-    """The p2pd in hivemind's package, found without the import, which would take seconds.
-
-    Raises NodeError.
-    """
+    """The p2pd in hivemind's package, found without the import, which would take seconds. Raises
+    NodeError."""
     package = importlib.util.find_spec("hivemind")
     if package is None or not package.submodule_search_locations:
         raise NodeError("hivemind is not installed: install lowcomm-node again.")

@@ -214,10 +214,8 @@ class PeerChannel:
 
     @asynccontextmanager
     async def apart(self, route: Route) -> AsyncIterator[tuple[aio.Channel, str]]:
-        """A connection of its own over one route, and its name, for measurements.
-
-        Raises LinkLost with the reason if the route can't be opened.
-        """
+        """A connection of its own over one route, and its name, for measurements. Raises LinkLost
+        with the reason if the route can't be opened."""
         try:
             async with asyncio.timeout(DEADLINES[route]):
                 connected = await self._connect(route)
@@ -311,10 +309,8 @@ class PeerChannel:
             self._changed.set()
 
     async def _connect(self, route: Route) -> Connected:
-        """A connected channel: at one address after the other, or through a pipe.
-
-        Raises LinkLost with the reason if there is none.
-        """
+        """A connected channel: at one address after the other, or through a pipe. Raises LinkLost
+        with the reason if there is none."""
         if route is Route.TUNNEL:
             return await self._ready(await self._dialer.through_pipe(self._info))
         *others, last = self._addresses()

@@ -54,10 +54,8 @@ _CONTENT = secrets.token_bytes(PIECE)
 
 
 def match_peer(text: str, peers: Iterable[PeerInfo]) -> PeerInfo:
-    """The peer whose id is given, or begins or ends as given, as ``peers`` prints it.
-
-    Raises ConfigError if several match, NoPeers if none does.
-    """
+    """The peer whose id is given, or begins or ends as given, as ``peers`` prints it. Raises
+    ConfigError if several match, NoPeers if none does."""
     found = [info for info in peers if info.peer_id.startswith(text) or info.peer_id.endswith(text)]
     if len(found) > 1:
         names = ", ".join(info.peer_id for info in found[:4])
@@ -130,10 +128,7 @@ def answer_to(ping: pb.Ping) -> pb.Pong:
 
 async def _refuse(stream: Any, reason: str) -> None:
     """Send the reason, then read what is under way: gRPC gives no reason to a caller that can't
-    write.
-
-    Raises LinkLost.
-    """
+    write. Raises LinkLost."""
     try:
         async with asyncio.timeout(REFUSE_DEADLINE):
             await stream.send(pb.Pong(refused=reason))

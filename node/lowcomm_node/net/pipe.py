@@ -309,10 +309,8 @@ class Pipes:
 
 
 async def _is_taken(stream: socket.socket) -> bool:
-    """Wait for the first byte of a stream, without reading it; False at its end.
-
-    A server of HTTP/2 speaks first.
-    """
+    """Wait for the first byte of a stream, without reading it; False at its end. A server of HTTP/2
+    speaks first."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(stream, readable.set)
     try:

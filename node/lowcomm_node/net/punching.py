@@ -68,10 +68,8 @@ MAX_PEERS = 1024
 
 
 async def observed(control: Control, peer_id: str) -> str | None:
-    """The public address at which a connected peer sees us; None if there is none.
-
-    Takes DEADLINE at most.
-    """
+    """The public address at which a connected peer sees us; None if there is none. Takes DEADLINE
+    at most."""
     try:
         async with asyncio.timeout(DEADLINE):
             stream = await control.open_stream(peer_id, IDENTIFY, DEADLINE)
@@ -124,10 +122,7 @@ class Puncher:
 
     async def improve(self, control: Control, peer_id: str, entries: Sequence[EntryPoint]) -> None:
         """Try to replace relayed connections to a peer by a direct one; ``entries`` lead to it in
-        any case.
-
-        Raises LinkLost if in the end it is not connected at all.
-        """
+        any case. Raises LinkLost if in the end it is not connected at all."""
         tried = self._tried[peer_id] = self._tried.get(peer_id) or _Tried()
         is_busy = peer_id in self._punching or monotonic() < tried.due
         if is_busy or await _is_direct(control, peer_id) is not False:

@@ -84,9 +84,7 @@ class Reachability:
 
     async def look_from_outside(self) -> None:
         """Learn where others see us, which tells the NAT's port, and keep our places at relays.
-
-        Raises LinkLost.
-        """
+        Raises LinkLost."""
         if not self._wants_places:
             return
         if not self.announced:

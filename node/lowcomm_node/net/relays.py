@@ -87,10 +87,8 @@ class Places:
         return tuple(circuit(place.relay) for place in valid)
 
     async def keep(self, control: Control, relays: list[EntryPoint]) -> None:
-        """Ask for missing places, and renew due ones; takes seconds at most.
-
-        Never raises: what fails is tried again.
-        """
+        """Ask for missing places, and renew due ones; takes seconds at most. Never raises: what
+        fails is tried again."""
         try:
             connected = {connection.peer_id for connection in await control.connections()}
         except LinkLost:
@@ -138,10 +136,8 @@ class Places:
 
 
 async def reserve(control: Control, relay: EntryPoint) -> Reservation:
-    """Take or renew a place at a connected relay, within DEADLINE.
-
-    Raises LinkLost with the relay's reason.
-    """
+    """Take or renew a place at a connected relay, within DEADLINE. Raises LinkLost with the relay's
+    reason."""
     try:
         async with asyncio.timeout(DEADLINE):
             stream = await control.open_stream(relay.peer_id, HOP, DEADLINE)
@@ -195,9 +191,7 @@ LOOK_AGAIN = 0.2
 
 async def start_as_relay(make: Callable[[], P2pDaemon], limits: RelayLimits) -> P2pDaemon:
     """A running p2pd that keeps to ``limits``; after MAX_STARTS the last one, with a warning.
-
-    Raises what ``P2pDaemon.start`` does.
-    """
+    Raises what ``P2pDaemon.start`` does."""
     probe = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"])
     await probe.start()
     try:

@@ -178,10 +178,7 @@ class RouteChoice:
 
     def lost(self, route: Route, now: float, reason: str) -> None:
         """An open route was closed. It may be dead, or merely idle, so it is reopened before its
-        next use.
-
-        ``reason``: shown if the route did not hold.
-        """
+        next use. ``reason``: shown if the route did not hold."""
         state = self._states[route]
         if state.phase is not _Phase.OPEN:
             return

@@ -267,10 +267,8 @@ class ExchangeService:
 
 
 async def _abort(context: Any, code: grpc.StatusCode, words: str) -> NoReturn:
-    """End a call with a status.
-
-    Raises AbortError, or CancelledError if the call has ended or its caller takes nothing.
-    """
+    """End a call with a status. Raises AbortError, or CancelledError if the call has ended or its
+    caller takes nothing."""
     # Such as a compressed message, which gRPC answers
     with suppress(aio.InternalError, aio.UsageError, TimeoutError):
         async with asyncio.timeout(TAKE_DEADLINE):
@@ -306,9 +304,7 @@ class ExchangeServer:
 
     async def renew(self, flow: Options) -> None:
         """Accept new connections with other options. Calls under way may end on the existing ones.
-
-        Raises PortInUse; nothing has changed then.
-        """
+        Raises PortInUse; nothing has changed then."""
         async with self._renewing:
             if flow == self._flow or self._server is None:
                 return

@@ -65,10 +65,7 @@ class Targets:
         dials: int = DIALS,
     ) -> None:
         """``named``: addresses given by our owner; ``local``: whether others reach us over
-        loopback.
-
-        ``own``: the addresses of our interfaces; ``dials``: see ``DIALS``.
-        """
+        loopback. ``own``: the addresses of our interfaces; ``dials``: see ``DIALS``."""
         self.local = local
         self._own = own
         self._clock = clock

@@ -132,10 +132,8 @@ class Gatekeeper:
         return ((CREDENTIAL_KEY, credential),)
 
     def caller(self, metadata: dict[str, bytes]) -> str:
-        """The peer id of an authenticated and admitted caller.
-
-        Raises RecordError, SignatureError or AdmissionError, and counts the refusal.
-        """
+        """The peer id of an authenticated and admitted caller. Raises RecordError, SignatureError
+        or AdmissionError, and counts the refusal."""
         try:
             return self._caller(metadata.get(CREDENTIAL_KEY), self._clock())
         except LowcommError as error:

@@ -87,10 +87,7 @@ class Amending:
 
     async def look(self, discovery: Discovery) -> bool:
         """Compare with the home and the DHT, and publish ours if theirs is older. Returns whether
-        there was a newer one.
-
-        Raises DiskFull, OSError.
-        """
+        there was a newer one. Raises DiskFull, OSError."""
         kept = await asyncio.to_thread(read_small, self._path, MAX_CHAIN_BYTES)
         theirs = (await discovery.lookup(self.key)).get(self._run.creator, b"")
         newer = self.hear(kept) | self.hear(theirs)
@@ -113,10 +110,7 @@ class RunAdmission:
     """Admission to one run, as this node knows it, with its own claim."""
 
     def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:
-        """Read what the home keeps.
-
-        Raises NotAdmitted if the given invite is not for us.
-        """
+        """Read what the home keeps. Raises NotAdmitted if the given invite is not for us."""
         self._run = run
         self.amending = Amending(run, settings.paths.amendments(run.fingerprint))
         saved = settings.paths.checkpoints(run.fingerprint)
@@ -187,10 +181,7 @@ class RunAdmission:
 
     async def look(self, discovery: Discovery) -> bool:
         """Compare removals and amendments with the DHT, and publish ours if newer. Returns whether
-        anything has changed.
-
-        Raises DiskFull, OSError if news can't be kept.
-        """
+        anything has changed. Raises DiskFull, OSError if news can't be kept."""
         newer = self._read_removals() | await self.amending.look(discovery)
         newer |= self._follow_amendments(time()) | await self._hear_steps(discovery)
         theirs = (await discovery.lookup(self._removals_key)).get(self.rules.creator, b"")

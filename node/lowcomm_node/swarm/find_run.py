@@ -156,10 +156,8 @@ def missing_run(
     invited_to: str | None = None,
     unread: Sequence[str] = (),
 ) -> str:
-    """Why no published run is the one that is meant, with suggestions.
-
-    ``unread``: why this release can't read other published runs.
-    """
+    """Why no published run is the one that is meant, with suggestions. ``unread``: why this release
+    can't read other published runs."""
     if unread:
         reason = unread[0].rstrip(".")
         others = missing_run(found, wanted, invited_to)

@@ -33,10 +33,8 @@ def listening(
 
 
 async def in_numbers(announced: Sequence[str]) -> tuple[str, ...]:
-    """Resolve the names in ``host:port``, since records contain IP addresses only.
-
-    Raises ConfigError for a name that can't be resolved.
-    """
+    """Resolve the names in ``host:port``, since records contain IP addresses only. Raises
+    ConfigError for a name that can't be resolved."""
     found: list[str] = []
     for address in announced:
         host, _, port = address.rpartition(":")

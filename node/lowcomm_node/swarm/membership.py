@@ -50,10 +50,8 @@ MAX_REFUSING = 8
 
 
 def look_pause(poll: float, record_life: float, peers: int) -> float:
-    """Seconds until the next lookup in a run with ``peers`` peers, ourselves included.
-
-    New peers introduce themselves, so lookups may be rare, but records must not expire in between.
-    """
+    """Seconds until the next lookup in a run with ``peers`` peers, ourselves included. New peers
+    introduce themselves, so lookups may be rare, but records must not expire in between."""
     return max(poll, min(LONGEST_POLL, record_life / 2, poll * peers / SMALL_SWARM))
 
 
@@ -137,9 +135,7 @@ class Membership:
 
     def finished(self, is_over: Callable[[int], bool]) -> list[PeerInfo] | None:
         """The alive peers that have trained the run to its end; None while another still trains.
-
-        ``is_over``: whether the run ends at a swarm step, or has ended before.
-        """
+        ``is_over``: whether the run ends at a swarm step, or has ended before."""
         alive = [info for info in self.roster.alive(time()) if info.phase is not Phase.JOINING]
         ended = [info for info in alive if is_over(info.swarm_step)]
         return ended if len(ended) == len(alive) else None

@@ -91,20 +91,16 @@ class Asker:
         self._stream.socket.close()
 
     async def look(self, clock: Callable[[], float] = time) -> tuple[Seen, float]:
-        """How we are seen, and how many seconds the peer's clock is ahead of ours.
-
-        The offset is as exact as the delay allows. Raises LinkLost, ProtocolViolation.
-        """
+        """How we are seen, and how many seconds the peer's clock is ahead of ours. The offset is as
+        exact as the delay allows. Raises LinkLost, ProtocolViolation."""
         asked = clock()
         seen = read_seen((await self._ask(pb.Probe(look=pb.Look()), "seen", LOOK_DEADLINE)).seen)
         # The answer was written between the two: whatever lies in there is no offset.
         return seen, seen.time - min(max(seen.time, asked), clock())
 
     async def dial_back(self, peer_id: str, targets: Sequence[Target]) -> tuple[bool, ...]:
-        """Which of these ports of ours the peer can call.
-
-        Raises LinkLost, also if the peer refuses, ProtocolViolation.
-        """
+        """Which of these ports of ours the peer can call. Raises LinkLost, also if the peer
+        refuses, ProtocolViolation."""
         request = pb.DialBack(peer_id=peer_id, targets=[each.to_message() for each in targets])
         probed = await self._ask(pb.Probe(dial_back=request), "dialed_back", DIAL_BACK_DEADLINE)
         reached = tuple(probed.dialed_back.reached)
@@ -116,9 +112,7 @@ class Asker:
 
     async def keeps(self, run_id: str, only_tell: bool = False) -> Keeping:
         """Whether a bootstrap server keeps a run. It adopts the run unless it shall ``only_tell``.
-
-        Raises LinkLost, also if the peer is no bootstrap server, ProtocolViolation.
-        """
+        Raises LinkLost, also if the peer is no bootstrap server, ProtocolViolation."""
         keep = pb.Keep(run_id=bytes.fromhex(run_id), only_tell=only_tell)
         return read_kept((await self._ask(pb.Probe(keep=keep), "kept", KEEP_DEADLINE)).kept)
 
@@ -250,9 +244,7 @@ def _refused(reason: str) -> pb.Probed:
 
 async def is_reached(host: str, peer_id: str, target: Target) -> bool:
     """Whether a fresh connection to a port of ``host``, an IP address, leads to the named peer.
-
-    Takes DIAL_DEADLINE at most; for libp2p also the start of a process.
-    """
+    Takes DIAL_DEADLINE at most; for libp2p also the start of a process."""
     if target.kind is ProbeKind.DIRECT:
         return await _shows_certificate(host, target)
     caller = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"], punching=False)

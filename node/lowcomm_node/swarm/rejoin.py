@@ -97,9 +97,7 @@ class Rejoin(Watchdog):
 
     async def enter(self, seconds: float) -> bool:
         """Look for the swarm until an entry point answers, for at most ``seconds`` and one look.
-
-        Returns whether one answered.
-        """
+        Returns whether one answered."""
         end = monotonic() + seconds
         while True:
             wait = await self.step()

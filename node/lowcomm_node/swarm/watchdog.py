@@ -279,10 +279,8 @@ class Watchdog:
                 entry.due = min(entry.due, now)
 
     def own_addresses(self, addresses: Collection[str], held: Collection[str] = ()) -> bool:
-        """Update the addresses of this machine. Returns whether they have changed.
-
-        ``held``: addresses that still exist, but are not used for new connections.
-        """
+        """Update the addresses of this machine. Returns whether they have changed. ``held``:
+        addresses that still exist, but are not used for new connections."""
         before, self._ours = self._ours, frozenset(addresses)
         if before is None or before == self._ours:
             return False
