@@ -28,26 +28,22 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class SignOfLife:
-    """The file in the home, while the server runs."""
+    """The file in the home, while the server runs: when it leaves, it removes the file."""
 
     def __init__(self, home: Path) -> None:
-        self._path = home / SIGN
+        self.path = home / SIGN
 
     def begin(self) -> None:
         """The server serves."""
         try:
-            write_atomic(self._path, json.dumps({"pid": os.getpid()}).encode())
+            write_atomic(self.path, json.dumps({"pid": os.getpid()}).encode())
         except (OSError, DiskFull) as error:  # no reason to stop serving
             log.warning("health.untold", reason=str(error))
 
     def renew(self) -> None:
         """A look at the swarm is done."""
         with suppress(OSError):
-            os.utime(self._path)
-
-    def end(self) -> None:
-        """The server leaves."""
-        self._path.unlink(missing_ok=True)
+            os.utime(self.path)
 
 
 def check_health(home: Path, now: float | None = None) -> str:

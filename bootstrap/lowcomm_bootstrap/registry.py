@@ -133,6 +133,7 @@ class Registry:
             with suppress(OSError):
                 os.utime(self._path(run_id), (now, now))
 
+    @property
     def own(self) -> tuple[str, ...]:
         """Ids of the operator's runs."""
         return tuple(run_id for run_id, held in self._held.items() if held.own)

@@ -142,15 +142,11 @@ class BootstrapServer:
                 await self._take_in(run, place)
             except (NodeError, OSError):
                 return Keeping(reason="this server has no room for it")
-        stays, own = self._registry.stays(run_id), self._registry.own()
+        stays, own = self._registry.stays(run_id), self._registry.own
         if stays is None:
             return Keeping(reason="this server is closed to runs of others", own=own)
         seconds, ended = None if math.isinf(stays) else stays, self._registry.ended(run_id)
         return Keeping(kept=True, seconds=seconds, swarm_step=ended, own=own)
-
-    async def close(self) -> None:
-        """Leave the DHT."""
-        await self._discovery.close()
 
     async def _publish(self) -> None:
         self._published = monotonic()

@@ -88,11 +88,11 @@ async def serve(
             manager.stopping()
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
-            sign.end()
+            sign.path.unlink(missing_ok=True)
             if door is not None:
                 await door.close()
             await prober.close()
-            await server.close()
+            await discovery.close()
     return 0
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
-from rich.console import Console, RenderableType
 from rich.live import Live
 
 from lowcomm_node.cli.common import Here, command, read_settings, run_async, setting_options
@@ -208,13 +207,11 @@ async def _print_words(daemon: "Node") -> None:
 async def _show_panel(daemon: "Node") -> None:
     from lowcomm_node.status.panel import ROUNDS, node_panel
 
-    def panel() -> RenderableType:
-        return node_panel(daemon.controls.status(), daemon.controls.rounds(ROUNDS))
-
-    with Live(console=Console(), auto_refresh=False, transient=False) as live:
-        try:
-            while True:
-                live.update(panel(), refresh=True)
-                await asyncio.sleep(REFRESH)
-        finally:
-            live.update(panel(), refresh=True)
+    controls = daemon.controls
+    with Live(
+        get_renderable=lambda: node_panel(controls.status(), controls.rounds(ROUNDS)),
+        auto_refresh=False,
+    ) as live:  # which shows the last state when it ends
+        while True:
+            live.refresh()
+            await asyncio.sleep(REFRESH)

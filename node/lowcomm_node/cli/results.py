@@ -5,6 +5,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,8 @@ checkpoints = typer.Typer(
     help="Checkpoints of this node: list, verify, export, publish.", no_args_is_help=True
 )
 app.add_typer(checkpoints, name="checkpoint")
+CHECKPOINTS = "checkpoints", "checkpoints"
+"""Their name in a folder of a run, and in messages."""
 _IN_WORDS = {
     Weights.AVERAGE: "the mean of the slow weights of this node and {} of its peers",
     Weights.SLOW: "the slow weights of this node",
@@ -89,7 +92,7 @@ def export(
     from lowcomm_node.export.write import export_checkpoint
 
     choices = ExportChoices(format_, dtype, weights, step, tokenizer)
-    of_run = _checkpoints(here.folder, run).parent
+    of_run = newest(here.folder, run, *CHECKPOINTS).parent
     gathered = _gather(here, of_run, choices)
     files = {peer: Path(gathered.folder) / peer for peer in gathered.peers}
     try:
@@ -143,14 +146,10 @@ def _gather(here: Here, of_run: Path, choices: ExportChoices) -> Gathered:
         return replace(nothing, missing=str(error).rstrip("."))
 
 
-def _checkpoints(home: Path, run: str | None) -> Path:
-    return newest(home, run, "checkpoints", "checkpoints")
-
-
 def _store(here: Here, run: str | None) -> "CheckpointStore":
     from lowcomm_node.storage.checkpoint import CheckpointStore
 
-    return CheckpointStore(_checkpoints(here.folder, run))
+    return CheckpointStore(newest(here.folder, run, *CHECKPOINTS))
 
 
 @command()
@@ -183,7 +182,7 @@ def generate(
     if text is None:
         from lowcomm_node.models.inference import generate_from
 
-        saved, source = checkpoint or _checkpoints(folder, None), "a checkpoint"
+        saved, source = checkpoint or newest(folder, None, *CHECKPOINTS), "a checkpoint"
         text = generate_from(saved, prompt, tokens, temperature, seed, tokenizer)
     # Beside the text, which a program may read.
     print(f"by the fast weights of {source}", file=sys.stderr)
@@ -246,11 +245,12 @@ def track(
     positions = Paths(folder).tracked(fingerprint)
     tracker = Tracker(Journal(path), written, tracked.step_tokens, positions, sink)
     named = f"{tracked.run}@{fingerprint}"
+    warn = partial(print, file=sys.stderr, flush=True)
     if follow:
-        _warn(f"{named} goes to {written.target}; Ctrl-C ends it")
+        warn(f"{named} goes to {written.target}; Ctrl-C ends it")
     try:
         with unwinding_signals():
-            tracker.run(_warn if follow else None)
+            tracker.run(warn if follow else None)
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -259,7 +259,3 @@ def track(
         "points": tracker.points,
     }  # fmt: skip
     here.show(content, f"{tracker.points} points of {named} written to {written.target}")
-
-
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,14 +1,9 @@
 """Bytes and seconds of an exchange on a line, and how often a fragment is really exchanged. Pure.
 
-    due       the trainer reports a step: the fragment is due
-    capture   at the end of the next step
-    ready     coded, sent, received, decoded and confirmed
-    merge     at the first boundary of a step after that, ``overlap`` steps after the capture or
-              later
-
-Training waits for none of it. An exchange that takes longer than the line or the interval allows
-is made more rarely: a node begins as many as its line carries, and a fragment waits for the next
-step at which it is due.
+A fragment that is due at a step is captured at the end of the next, then coded, sent, received,
+decoded and confirmed, and merged at the first boundary of a step at least ``overlap`` steps later.
+Training waits for none of it: an exchange that takes longer than line or interval allow is made
+more rarely.
 """
 
 from dataclasses import dataclass
@@ -25,11 +20,10 @@ from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.sections import SyncSettings
 
 FRAMING = 1.045
-"""Bytes on the line for each of contents: TCP and IP 3 to 5 %, TLS and HTTP/2 0.2 %
-(docs/node.md)."""
+"""Bytes on the line for each of contents: TCP and IP 3 to 5 %, TLS and HTTP/2 0.2 %."""
 CONTROL_IN_PAIR, CONTROL_OF_GROUP, CONTROL_OF_MEMBER, CONTROL_SHARE = 200, 250, 5, 1e-5
-"""Bytes of frames that agree on an exchange: of a pair; to each member of a group, more with each
-that there is; and heads of chunks, by bytes of contents."""
+"""Bytes of frames that agree on an exchange: of a pair; to each member of a group, and more with
+each that there is; heads of chunks, by bytes of contents."""
 ROUND_TRIPS_IN_PAIR, ROUND_TRIPS_IN_GROUP = 2.0, 4.5
 """Waits for an answer: hello and confirmations; in groups the lists of members, too."""
 VALUES_A_SECOND = 5e7
@@ -37,8 +31,7 @@ VALUES_A_SECOND = 5e7
 START_TRIPS = 3.0
 """Round trips that contents lose while TCP finds the line's rate: it starts again after a pause."""
 FILLED = 0.87
-"""Share of a line's time that real nodes fill if they have more to send: 79 % at 5/20 Mbit/s, 88 at
-2/10, 94 at 5/5 (docs/run.md)."""
+"""Share of a line's time that real nodes fill if they have more to send (docs/run.md)."""
 
 
 def fragment_sizes(spec: RunSpec) -> tuple[int, ...]:
@@ -50,10 +43,9 @@ def fragment_sizes(spec: RunSpec) -> tuple[int, ...]:
 
 
 def contents(sync: SyncSettings, numel: int, members: int) -> int:
-    """Bytes of coded values that a member sends for a fragment, and receives.
+    """Bytes of coded values that a member sends for a fragment, and receives; in a group, the most.
 
-    Without blocks of modulo codecs that wrap, which are sent again. Of a group, the most that one
-    of its members sends.
+    Blocks of modulo codecs that wrap are sent again, and not counted.
     """
     if members < 2:
         return 0
@@ -66,10 +58,7 @@ def contents(sync: SyncSettings, numel: int, members: int) -> int:
 
 
 def control(sync: SyncSettings, sent: float, members: int) -> int:
-    """Bytes of the frames that a member sends beside ``sent`` bytes of contents.
-
-    gRPC, HTTP/2 and TLS come on top, as they do for contents.
-    """
+    """Bytes of the frames that a member sends beside ``sent`` bytes of contents."""
     if members < 2:
         return 0
     group = (members - 1) * (CONTROL_OF_GROUP + CONTROL_OF_MEMBER * members)
@@ -101,8 +90,7 @@ class Pace:
 
     @property
     def ready_seconds(self) -> float:
-        """Seconds from a capture until both ends know that the exchange is applied, if nothing else
-        is on the line."""
+        """Seconds from a capture until both ends know that it is applied, alone on the line."""
         trips = START_TRIPS
         if self.sync.group > 1:
             trips += ROUND_TRIPS_IN_PAIR if self.sync.group == 2 else ROUND_TRIPS_IN_GROUP
@@ -130,20 +118,16 @@ class Pace:
 
     @property
     def merged_seconds(self) -> float:
-        """Seconds from when an exchange is due until it is merged: the mean of both ends, as they
-        come one after the other."""
+        """Seconds from when an exchange is due until it is merged; the mean of both ends."""
         step, takes, every = self.step, self.line_seconds, self.cycle_seconds
-        # The partner is called in the middle of a step. It captures at that step's end, before the
-        # caller does, and the contents that it waits for come as late.
+        # The partner is called within a step, and captures at its end, before the caller does.
         partner = max(self.sync.overlap + 0.5, 1.5 + self.ready_seconds / step) * step
         alone = (step * self.steps + partner) / 2
         if (busy := every / (self.sync.interval * step)) < 1:
-            # Half of what contents of one size wait that come at random (Pollaczek and Khinchine):
-            # the schedule spreads them.
+            # The schedule spreads exchanges: half of the wait at random (Pollaczek, Khinchine).
             return alone + takes * min(1.0, busy / (2 * (1 - busy))) / 2
-        # The line is always full: one other is ahead of each. The slower the line, the more, until
-        # a fragment waits only half an interval to be due again. A peer begins no more than fill
-        # the line while others are coded and wait for steps (`Budget`).
+        # The line is always full: one other is ahead of each, or more on a slower line, until a
+        # fragment waits half an interval to be due again. `Budget` bounds those begun at once.
         at_once = 1 + ceil((takes + 2 * (step + self.values / VALUES_A_SECOND)) / takes)
         longest = min(every - self.sync.interval * step / 2, at_once * takes / FILLED)
         return max(alone + takes, longest)

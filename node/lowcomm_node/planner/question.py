@@ -16,8 +16,6 @@ from lowcomm_node.system.units import read_rate, write_rate
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
-LATENCY = 50.0
-"""Milliseconds there and back, if not given."""
 KINDS = {"up": str, "down": str, "step_seconds": float, "peers": int, "latency": float}
 NEEDED = ("up", "step_seconds", "peers")
 """Values without a default."""
@@ -53,7 +51,7 @@ class Line:
 
     @property
     def slower(self) -> float:
-        """Bytes a second of the slower direction: what one sends another must receive."""
+        """Bytes a second of the slower direction."""
         return min(self.up, self.down)
 
 
@@ -114,22 +112,21 @@ def question_of(
     for key, (least, most, unit) in BOUNDS.items():
         if key in values and not least <= values[key] <= most:
             raise ConfigError(f"{names[key]} {values[key]:g}: give {least:g} to {most:g} {unit}.")
-    up = _rate(names["up"], values["up"])
-    down = _rate(names["down"], values["down"]) if "down" in values else up
-    line = Line(up=up, down=down, latency=values.get("latency", LATENCY) / 1000)
-    return Question(
-        spec=spec, line=line, step_seconds=values["step_seconds"], peers=values["peers"]
-    )
-
-
-def _rate(name: str, text: str) -> float:
-    try:
-        rate = read_rate(text)
-    except ValueError as error:
-        raise ConfigError(f"{name} {text}: {error}.") from None
-    if rate is None:
-        raise ConfigError(f"{name} none: a plan is for a line; name its rate, such as 20Mbit.")
-    return rate
+    rates: dict[str, float] = {}
+    for key in ("up", "down"):
+        text = values.get(key, values["up"])
+        try:
+            rate = read_rate(text)
+        except ValueError as error:
+            raise ConfigError(f"{names[key]} {text}: {error}.") from None
+        if rate is None:
+            raise ConfigError(
+                f"{names[key]} none: a plan is for a line; name its rate, such as 20Mbit."
+            )
+        rates[key] = rate
+    line = Line(**rates, latency=values.get("latency", 50.0) / 1000)
+    step_seconds, peers = values["step_seconds"], values["peers"]
+    return Question(spec=spec, line=line, step_seconds=step_seconds, peers=peers)
 
 
 def run_of_parameters(text: str, peers: int | None, vocab: int | None = None) -> RunSpec:
@@ -150,24 +147,19 @@ def run_of(parameters: int, peers: int, vocab: int | None = None) -> RunSpec:
     together; ``vocab``: of its tokenizer, if known."""
     vocab = vocab or (BYTES if parameters < BYTES_BELOW else TOKENS)
 
-    def shape(width: int, layers: int) -> TransformerSettings:
-        return TransformerSettings(
-            vocab=vocab,
-            context=1024,
-            layers=layers,
-            width=width,
-            heads=width // HEAD,
-            feed_forward=32 * round(width / 12),  # about 8/3 of the width
-        )
-
-    def count(width: int, layers: int) -> int:
-        model = shape(width, layers)
-        return family_of(model).footprint(model).parameters
+    def shape(width: int, layers: int) -> tuple[TransformerSettings, int]:
+        """A model, and its number of parameters."""
+        feed_forward = 32 * round(width / 12)  # about 8/3 of the width
+        model = TransformerSettings(
+            vocab=vocab, context=1024, layers=layers, width=width, heads=width // HEAD,
+            feed_forward=feed_forward,
+        )  # fmt: skip
+        return model, family_of(model).footprint(model).parameters
 
     widths = range(HEAD, WIDEST + 1, HEAD)
-    width = min(widths, key=lambda width: abs(log(count(width, width // USUAL) / parameters)))
-    one, two = count(width, 1), count(width, 2)
-    model = shape(width, max(1, round((parameters - one) / (two - one)) + 1))
+    width = min(widths, key=lambda width: abs(log(shape(width, width // USUAL)[1] / parameters)))
+    one, two = shape(width, 1)[1], shape(width, 2)[1]
+    model, _ = shape(width, max(1, round((parameters - one) / (two - one)) + 1))
     spec = RunSpec.model_validate(
         {"run": {"name": "plan"}, "model": model, "sync": {"method": "lowcomm"}}
     )

@@ -132,7 +132,7 @@ def test_a_server_that_looks_around_and_whose_p2pd_answers_is_well(tmp_path: Pat
         assert "p2pd answers" in check_health(tmp_path)
     with pytest.raises(Unhealthy, match="p2pd does not answer at any port"):
         check_health(tmp_path)
-    sign.end()
+    sign.path.unlink()
     with pytest.raises(Unhealthy, match="No server runs in"):
         check_health(tmp_path)
 
