@@ -13,6 +13,7 @@ from math import inf, log
 from statistics import mean
 from typing import Any
 
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.planner import pace
 from lowcomm_node.planner.question import Line, Question
 from lowcomm_node.trainer.memory import count_parameters, estimate_memory
@@ -26,6 +27,8 @@ OF_PAPERS = "-paper"
 """Ending of presets with the settings of papers, whatever the line: for comparison alone."""
 FOLLOWING = ("method", "min_steps")
 """Settings of ``[sync]`` that follow from the rest, so no plan writes them."""
+LONGEST = 1_000_000
+"""Longest interval that a run can have."""
 TRIES = 8
 """Codec and fragments follow the interval, and it follows them."""
 NEAR = 1.15
@@ -220,17 +223,27 @@ def estimate(points: list[MeasuredPoint], interval: float) -> Estimate | None:
 
 
 def plan(question: Question, from_file: bool) -> Plan:
-    """The costs of a run; ``from_file``: its settings of ``[sync]`` are its creator's choice."""
+    """The costs of a run; ``from_file``: its settings of ``[sync]`` are its creator's choice.
+
+    Raises ConfigError if no method fits the line.
+    """
     spec, line = question.spec, question.line
     optimizer = spec.train.optimizer if from_file else OPTIMIZER
     choices: list[Choice] = []
     for method, preset in PRESETS.items():
         if preset.sync["group"] > 1 and not method.endswith(OF_PAPERS):
             other = with_method(spec, method, optimizer, {})
-            if not other.sync.realigns_among(question.peers):
-                choices.append(_choice(question, _fitted(question, other), fits_line=True))
+            if other.sync.realigns_among(question.peers):
+                continue
+            if (fitted := _fitted(question, other)) is not None:
+                choices.append(_choice(question, fitted, fits_line=True))
     choices.sort(key=_rank)
     parameters = count_parameters(spec.model)
+    if not choices:
+        raise ConfigError(
+            f"No method exchanges {parameters:,} parameters on this line within {LONGEST:,} steps: "
+            "plan for a faster line, longer steps, or a smaller model."
+        )
     # A ring sends every fp32 gradient to all but one.
     sent = 8 * parameters * (question.peers - 1) / question.peers
     seconds = question.step_seconds + pace.FRAMING * sent / line.slower
@@ -275,9 +288,9 @@ def _nearest(question: Question, spec: RunSpec, interval: float) -> MeasuredPoin
     return min(points, key=lambda p: abs(log(p.interval / interval)), default=None)
 
 
-def _fitted(question: Question, spec: RunSpec) -> RunSpec:
+def _fitted(question: Question, spec: RunSpec) -> RunSpec | None:
     """A method at the shortest interval that the line carries and that pays, with the settings that
-    were measured nearest to it."""
+    were measured nearest to it; None if no interval is long enough."""
     method, optimizer = spec.sync.method, spec.train.optimizer
     parameters, preset = count_parameters(spec.model), PRESETS[method].sync
     usual = preset["interval"]
@@ -288,6 +301,8 @@ def _fitted(question: Question, spec: RunSpec) -> RunSpec:
     for _ in range(TRIES):
         sync = spec.sync.model_copy(update={"interval": shortest})
         interval = replace(_pace(question, spec), sync=sync).fitting_interval
+        if interval > LONGEST:
+            return None
         near = _nearest(question, spec, interval)
         changes: dict[str, Any] = dict(near.sync) if near is not None else {}
         changes["interval"] = interval
