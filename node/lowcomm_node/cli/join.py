@@ -19,15 +19,8 @@ from lowcomm_node.cli.common import Here, command, read_settings, run_async, set
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.status import words
 from lowcomm_node.status.events import Contributed, Notice
-from lowcomm_node.status.words import (
-    condition,
-    contribution,
-    event_in_words,
-    progress_in_words,
-    summary,
-    tell_farewell,
-)
 from lowcomm_node.system.command import check_port, ending_signals, importing, say
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.systemd import ServiceManager
@@ -94,9 +87,10 @@ def join(
     finally:
         # At the end, whatever its cause, show where the model lies and what this node gave.
         if daemon.state.ready is not None:
-            given = contribution(daemon.controls.status())
-            news = Notice(time(), Contributed(**vars(given)))
-            say(json.dumps(news.to_json()) if here.as_json else tell_farewell(given, settings.home))
+            given = words.contribution(daemon.controls.status())
+            news = Notice(time(), Contributed(**vars(given))).to_json()
+            text = words.tell_farewell(given, settings.home)
+            say(json.dumps(news) if here.as_json else text)
     raise SystemExit(code)
 
 
@@ -127,7 +121,8 @@ async def _run(
     daemon: "Node", manager: ServiceManager, show: Callable[["Node"], Coroutine[Any, Any, None]]
 ) -> int:
     _finish_on_signal(daemon, manager)
-    attending = asyncio.create_task(manager.attend(lambda: condition(daemon.controls.status())))
+    status = daemon.controls.status
+    attending = asyncio.create_task(manager.attend(lambda: words.condition(status())))
     showing = asyncio.create_task(show(daemon))
     try:
         return await daemon.run()
@@ -191,12 +186,12 @@ async def _print_words(daemon: "Node") -> None:
         lines: list[str] = []
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, due - monotonic())):
-                lines.append(event_in_words((await events.get()).event) or "")
+                lines.append(words.event_in_words((await events.get()).event) or "")
         if monotonic() >= due:
             due = monotonic() + PROGRESS_EVERY
             status = daemon.controls.status()
             is_training = status.phase == "training"
-            progress = progress_in_words(status) if is_training else summary(status)
+            progress = words.progress_in_words(status) if is_training else words.summary(status)
             if progress != shown:
                 shown = progress
                 lines.append(clean(progress))

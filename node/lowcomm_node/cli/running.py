@@ -24,29 +24,12 @@ from rich.live import Live
 from lowcomm_node.cli.common import Here, command, newest, seconds_of, setting_options
 from lowcomm_node.errors import NodeError, NotRunning, RetryLater, Unhealthy
 from lowcomm_node.owner.settings import CHANGEABLE
+from lowcomm_node.status import words
 from lowcomm_node.status.journal import Journal, JournalEntry
 from lowcomm_node.status.model import PeerStatus
-from lowcomm_node.status.words import (
-    Health,
-    contribution,
-    event_in_words,
-    judge_health,
-    progress_in_words,
-    tell_farewell,
-)
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded
-from lowcomm_node.system.units import (
-    MISSING,
-    clean,
-    milliseconds,
-    quantity,
-    rate,
-    seconds,
-    short_peer,
-    size,
-    write_rate,
-)
+from lowcomm_node.system import units
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.exchange.events import Outcome
 
@@ -93,7 +76,7 @@ def status(here: Here, again: Annotated[bool, typer.Option("--watch", "-w")] = F
         if here.as_json or not sys.stdout.isatty():
             while True:
                 now = client.status()
-                here.show(now, progress_in_words(now))
+                here.show(now, words.progress_in_words(now))
                 sys.stdout.flush()
                 time.sleep(WATCH_EVERY)
         with Live(auto_refresh=False) as live:
@@ -111,9 +94,9 @@ def healthy(here: Here) -> None:
     """
     try:
         with here.node() as client:
-            health = judge_health(client.status())
+            health = words.judge_health(client.status())
     except (NotRunning, Unhealthy) as error:
-        health = Health(False, str(error))
+        health = words.Health(False, str(error))
     here.show({"healthy": health.healthy, "reason": health.reason}, health.reason)
     if not health.healthy:
         raise typer.Exit(Unhealthy.exit_code)
@@ -176,7 +159,7 @@ def wait(
 
 
 _ORDERS: dict[str, Callable[[PeerStatus], Any]] = {
-    "peer": lambda peer: short_peer(peer.peer_id),
+    "peer": lambda peer: units.short_peer(peer.peer_id),
     "step": lambda peer: -peer.swarm_step,
     "tokens": lambda peer: -peer.tokens_per_second,
     "round-trip": lambda peer: inf if peer.round_trip is None else peer.round_trip,
@@ -282,12 +265,12 @@ def _print(entry: JournalEntry, as_json: bool) -> None:
         print(json.dumps(entry.notice.to_json()), flush=True)
         return
     event = entry.notice.event
-    words = event_in_words(event)
-    if words is None and isinstance(event, ExchangeEnded):  # a running node only counts it
+    line = words.event_in_words(event)
+    if line is None and isinstance(event, ExchangeEnded):  # a running node only counts it
         why = f": {event.reason}" if event.reason else ""
-        words = clean(f"exchange of fragment {event.fragment} {event.outcome}{why}")
+        line = units.clean(f"exchange of fragment {event.fragment} {event.outcome}{why}")
     when = time.strftime("%m-%d %H:%M:%S", time.localtime(entry.notice.time))
-    print(f"{when}  {words or event.name}", flush=True)
+    print(f"{when}  {line or event.name}", flush=True)
 
 
 # steering
@@ -346,8 +329,8 @@ def limits(here: Here, flags: dict[str, Any]) -> None:
     with here.node() as client:
         now = client.limits({name: value for name, value in flags.items() if value is not None})
     rows = [
-        ("up", write_rate(now.up), write_rate(now.max_up)),
-        ("down", write_rate(now.down), write_rate(now.max_down)),
+        ("up", units.write_rate(now.up), units.write_rate(now.max_up)),
+        ("down", units.write_rate(now.down), units.write_rate(now.max_down)),
         ("peers", str(now.peers), str(now.max_peers)),
     ]
     here.show(now, "\n".join(f"{name:<7}{used:>10} of {most}" for name, used, most in rows))
@@ -389,7 +372,7 @@ def _end(here: Here, ask: Callable[[ControlClient], None], text: str) -> None:
                 f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill "
                 f"{pid}`."
             )
-    given, home = contribution(last), here.folder
+    given, home = words.contribution(last), here.folder
     if last.run is not None:
         from lowcomm_node.storage.checkpoint import CheckpointStore
 
@@ -399,7 +382,7 @@ def _end(here: Here, ask: Callable[[ControlClient], None], text: str) -> None:
             steps, tokens = newest.meta.get("steps"), newest.meta.get("tokens")
             known = {"steps": steps, "tokens": tokens, "checkpoint": str(newest.path)}
             given = replace(given, **{key: one for key, one in known.items() if one is not None})
-        text += f"\n{tell_farewell(given, home)}"
+        text += f"\n{words.tell_farewell(given, home)}"
     here.show({"ended": True, **asdict(given)}, text)
 
 
@@ -408,31 +391,31 @@ def _end(here: Here, ask: Callable[[ControlClient], None], text: str) -> None:
 Columns = Sequence[tuple[str, Callable[[Any], str], int]]
 """Heading, cell, and how soon a column is left out: the larger, the sooner; 0: never."""
 _PEER_COLUMNS: Columns = (
-    ("peer", lambda peer: short_peer(peer.peer_id), 0),
+    ("peer", lambda peer: units.short_peer(peer.peer_id), 0),
     ("phase", lambda peer: peer.phase, 0),
     ("step", lambda peer: str(peer.swarm_step), 0),
-    ("tokens/s", lambda peer: quantity(peer.tokens_per_second), 3),
+    ("tokens/s", lambda peer: units.quantity(peer.tokens_per_second), 3),
     # The address of a direct route can be long; it is in ``--json``.
-    ("route", lambda peer: re.sub("^direct .*", "direct", clean(peer.route or MISSING)), 1),
-    ("round trip", lambda peer: milliseconds(peer.round_trip), 4),
-    ("up", lambda peer: rate(peer.rate_up), 5),
-    ("down", lambda peer: rate(peer.rate_down), 5),
-    ("seen", lambda peer: seconds(peer.age), 2),
+    ("route", lambda peer: re.sub("(?s)^direct .*", "direct", peer.route or units.MISSING), 1),
+    ("round trip", lambda peer: units.milliseconds(peer.round_trip), 4),
+    ("up", lambda peer: units.rate(peer.rate_up), 5),
+    ("down", lambda peer: units.rate(peer.rate_down), 5),
+    ("seen", lambda peer: units.seconds(peer.age), 2),
     ("done", lambda peer: str(peer.completed), 0),
     ("refused", lambda peer: str(peer.refused), 1),
     ("failed", lambda peer: str(peer.failed), 0),
     ("score", lambda peer: f"{peer.score:.2f}", 0),
-    ("release", lambda peer: peer.release or MISSING, 6),
+    ("release", lambda peer: peer.release or units.MISSING, 6),
 )
 _EXCHANGE_COLUMNS: Columns = (
     ("time", lambda ended: time.strftime("%H:%M:%S", time.localtime(ended.time)), 0),
     ("step", lambda ended: str(ended.swarm_step), 0),
     ("fragment", lambda ended: str(ended.fragment), 0),
     ("outcome", lambda ended: ended.outcome, 0),
-    ("with", lambda ended: " ".join(map(short_peer, ended.partners)) or MISSING, 1),
-    ("sent", lambda ended: size(ended.bytes_sent), 3),
-    ("received", lambda ended: size(ended.bytes_received), 3),
-    ("took", lambda ended: seconds(ended.seconds), 2),
+    ("with", lambda ended: " ".join(map(units.short_peer, ended.partners)) or units.MISSING, 1),
+    ("sent", lambda ended: units.size(ended.bytes_sent), 3),
+    ("received", lambda ended: units.size(ended.bytes_received), 3),
+    ("took", lambda ended: units.seconds(ended.seconds), 2),
 )
 
 
@@ -465,7 +448,7 @@ def _table(
     ``notes``: lines below the row of an entry.
     """
     rows = [[name for name, _, _ in columns]]
-    rows += [[clean(cell(entry)) for _, cell, _ in columns] for entry in entries]
+    rows += [[units.clean(cell(entry)) for _, cell, _ in columns] for entry in entries]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     sooner = [order for _, _, order in columns]
     kept = list(range(len(columns)))
@@ -476,6 +459,6 @@ def _table(
         lines.append("  ".join(row[i].ljust(widths[i]) for i in kept).rstrip())
         for note in filter(None, below):
             lines += textwrap.wrap(
-                clean(note), max(20, width), initial_indent="  ", subsequent_indent="    "
+                units.clean(note), max(20, width), initial_indent="  ", subsequent_indent="    "
             )
     return "\n".join(lines)

@@ -8,16 +8,10 @@ from typing import Any
 import tomlkit
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.spec import sections
 from lowcomm_protocol.spec.names import CODECS, codecs_for_groups
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import parse_toml
-from lowcomm_protocol.spec.sections import (
-    STORY_TOKENS,
-    DataSettings,
-    ExportSettings,
-    ModelSettings,
-    StartSettings,
-)
 
 Sections = Mapping[str, Mapping[str, Any]]
 FINE_TUNING: Mapping[str, object] = {
@@ -29,7 +23,7 @@ FINE_TUNING: Mapping[str, object] = {
 TEXTS: Mapping[str, Sections] = {
     "stories": {
         "data": {"source": "builtin:stories", "tokenizer": "builtin:stories"},
-        "model": {"vocab": STORY_TOKENS, "context": 128},
+        "model": {"vocab": sections.STORY_TOKENS, "context": 128},
     },
     "python": {},
 }
@@ -46,7 +40,7 @@ class TokenizerFile:
     """Exclusive upper bound of the tokens."""
     data: Mapping[str, Any]
     """Its settings of ``[data]``."""
-    export: ExportSettings = field(default_factory=ExportSettings)
+    export: sections.ExportSettings = field(default_factory=sections.ExportSettings)
     warnings: tuple[str, ...] = ()
     """Properties of the tokenizer that the run can't keep."""
 
@@ -55,10 +49,10 @@ class TokenizerFile:
 class OpenWeights:
     """Settings of a run that begins with open weights."""
 
-    model: ModelSettings
+    model: sections.ModelSettings
     longest: int
     """Largest ``context`` that the model reads."""
-    start: StartSettings
+    start: sections.StartSettings
     warnings: tuple[str, ...] = ()
     """Properties of the weights that the run can't keep."""
 
@@ -98,8 +92,8 @@ def write_template(
         model = {key: value for key, value in model.items() if key not in ROPE_SCALING}
     if tokenizer and not weights:
         model["vocab"] = tokenizer.vocab
-    data = DataSettings().model_dump(exclude={"begin_tokens", "end_token"})
-    sections: Sections = {
+    data = sections.DataSettings().model_dump(exclude={"begin_tokens", "end_token"})
+    settings: Sections = {
         "run": {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers} | run,
         "model": model,
         "data": {**data, **(tokenizer.data if tokenizer else {}), **more.get("data", {})},
@@ -111,7 +105,7 @@ def write_template(
     }
     template = resources.files("lowcomm_node.planner").joinpath("run.toml")
     document: Any = tomlkit.parse(template.read_text(encoding="utf-8"))
-    for title, values in sections.items():
+    for title, values in settings.items():
         if not values:
             del document[title]
             continue
