@@ -84,11 +84,12 @@ def steps_left(node: Node) -> int:
     return int(store.info(steps[-1]).meta["steps"]) if steps else 0
 
 
+@pytest.mark.timeout(600)
 def test_a_joiner_killed_while_it_copies_a_state_keeps_the_pieces_that_it_has(
     swarm: Swarm,
 ) -> None:
     swarm.bootstrap("--run", str(swarm.spec(method="lowcomm")))
-    donor = swarm.node("donor", "--max-up", "32kB")
+    donor = swarm.node("donor", "--max-up", "100kB")
     donor.until(lambda s: (s["trainer"]["swarm_step"] or 0) > 500, "far ahead")
     joiner = swarm.node("joiner")
     joiner.until(lambda s: "MB from 1 peer" in (s["waiting"] or ""), "copying")

@@ -10,8 +10,9 @@ import pytest
 
 from helpers.donors import SMALL, Donor, Joiner, giving, identity
 from helpers.wire import RUN, cabled, calling, calling_raw, soon
-from lowcomm_node.fetch import engine, queue
-from lowcomm_node.fetch.queue import TURN_SECONDS
+from lowcomm_node.fetch import engine
+from lowcomm_node.fetch import giving as giving_module
+from lowcomm_node.fetch.giving import TURN_SECONDS
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -26,8 +27,8 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates are the real ones, over shorter times."""
     monkeypatch.setattr(engine, "RETRY_PAUSE", 0.05)
     monkeypatch.setattr(engine, "LATER", 0.5)
-    monkeypatch.setattr(queue, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(queue, "TURN_SECONDS", TURN_SECONDS / 60)
+    monkeypatch.setattr(giving_module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(giving_module, "TURN_SECONDS", TURN_SECONDS / 60)
 
 
 async def _idle(giver: Donor, stub: ExchangeStub, who: Identity, entered: asyncio.Event) -> None:

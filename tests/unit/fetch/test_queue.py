@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from lowcomm_node.errors import RetryLater
-from lowcomm_node.fetch.queue import (
+from lowcomm_node.fetch.giving import (
     TURN_SECONDS,
     GivingTurn,
     TurnQueue,

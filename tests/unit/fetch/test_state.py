@@ -36,10 +36,10 @@ from helpers.wire import (
     soon,
 )
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.fetch import engine, queue, state
+from lowcomm_node.fetch import engine, state
 from lowcomm_node.fetch import giving as giving_module
 from lowcomm_node.fetch.engine import Download
-from lowcomm_node.fetch.queue import TurnQueue
+from lowcomm_node.fetch.giving import TurnQueue
 from lowcomm_node.fetch.state import StateDownload
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_protocol.errors import ProtocolViolation
@@ -523,7 +523,7 @@ async def test_a_turn_is_not_held_for_ever(tmp_path, monkeypatch):
     """Who asks for nothing is dropped; and while others wait, a turn ends after a while."""
     monkeypatch.setattr(giving_module, "SILENCE", 0.2)
     monkeypatch.setattr(giving_module, "SLOWEST", 1e9)
-    monkeypatch.setattr(queue, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(giving_module, "LOOK_SECONDS", 0.05)
     async with giving(tmp_path, 11) as giver, calling() as channels, calling(identity(50)) as other:
         giver.server.turns = TurnQueue(1, 10)
         idle = (await channels.stub(giver.info())).Fetch(metadata=channels.metadata(giver.peer_id))
@@ -533,7 +533,7 @@ async def test_a_turn_is_not_held_for_ever(tmp_path, monkeypatch):
         assert giver.server.turns.serving == 0
 
         monkeypatch.setattr(giving_module, "SILENCE", 30.0)
-        monkeypatch.setattr(queue, "TURN_SECONDS", 0.2)
+        monkeypatch.setattr(giving_module, "TURN_SECONDS", 0.2)
         giver.up.allow(1e6)
         both = [
             Joiner(caller, tmp_path / name, lambda: [giver.info()])
