@@ -195,7 +195,9 @@ class PeerSession:
                 source = await self._download.open(self.peer, opened, bytes(listing))
                 self._source, self._name = source, opened.name
             for number, index in enumerate(self._asked):  # of the stream before
-                await _ask(stream, index, 0 if number else len(self._data))
+                offset = 0 if number else len(self._data)
+                if offset < self._download.size_of(source, index):
+                    await _ask(stream, index, offset)
             await self._take_pieces(stream, source)
             await stream.close()
         except LinkLost:

@@ -19,6 +19,7 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -69,7 +70,7 @@ class StateOffer(Source):
     is_out: bool = False
     """It is not believed any more."""
 
-    @property
+    @cached_property
     def version(self) -> Version:
         """Decides whether its pieces fit those of others."""
         return version_of(self.manifest)
@@ -91,6 +92,7 @@ class StateDownload(Download[StateOffer]):
         self.folder = folder
         self.form = form
         self.base: pb.Manifest | None = None
+        self._version: Version | None = None  # of the base
         self.missing = dict.fromkeys(range(len(form.pieces)))
         self._sync = sync
         self._random = random
@@ -110,9 +112,7 @@ class StateDownload(Download[StateOffer]):
         """Open the folder, and continue an earlier download. Raises DiskFull."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._state = os.open(self.folder / "state", os.O_RDWR | os.O_CREAT, 0o600)
-        if (manifest := self._read(self.folder / "manifest")) is not None:
-            self.base = manifest
-            self.enter = pb.Enter(state=name_of(write_manifest(manifest)))
+        self._set_base(self._read(self.folder / "manifest"), is_new=False)
         for path in sorted(self.folder.glob("*.*[0-9]")):
             if (manifest := self._read(path)) is None or self.base is None:
                 path.unlink()
@@ -232,17 +232,15 @@ class StateDownload(Download[StateOffer]):
     def _giving(self) -> list[StateOffer]:
         return [one for one in self._offers if one.is_open and not one.is_out]
 
-    @property
-    def _version(self) -> Version | None:
-        return version_of(self.base) if self.base is not None else None
-
-    def _set_base(self, manifest: pb.Manifest | None) -> None:
+    def _set_base(self, manifest: pb.Manifest | None, is_new: bool = True) -> None:
         """Have all pieces fit this manifest from now on; None: until a donor offers the next."""
-        self.base, self.enter = manifest, pb.Enter(state=b"")
+        self.base, self._version, self.enter = manifest, None, pb.Enter(state=b"")
         if manifest is not None:
-            self._write(self.folder / "manifest", manifest)
+            self._version = version_of(manifest)
             self.enter = pb.Enter(state=name_of(write_manifest(manifest)))
-            self._drop(lambda index: not self.fits(self._held[index], index))
+            if is_new:
+                self._write(self.folder / "manifest", manifest)
+                self._drop(lambda index: not self.fits(self._held[index], index))
 
     def _look_after_version(self) -> None:
         """Switch to the version of serving donors where none of them can give what is missing."""
@@ -263,10 +261,10 @@ class StateDownload(Download[StateOffer]):
         return self.form.pieces[index].size
 
     def fits(self, source: StateOffer, index: int) -> bool:
-        base = self._version
-        if base is None or source.is_out:
+        if self._version is None or source.is_out:
             return False
-        return source.version.fits(base, self.form.pieces[index].fragment, self._sync)
+        fragment = self.form.pieces[index].fragment
+        return source.version.fits(self._version, fragment, self._sync)
 
     def take(self, source: StateOffer) -> int | None:
         if source.auditing is not None or (index := self._audit_of(source)) is None:
