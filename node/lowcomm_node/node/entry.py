@@ -115,7 +115,7 @@ class Entry:
         return admission
 
     def tell_amendments(self, news: list[Amendment]) -> None:
-        """Tell the owner what the run's creator has changed."""
+        """Report changes by the run's creator to the owner."""
         step = self.board.position()[0]
         for amendment in news:
             late = f"; we are at {step}, so it holds at once" if 0 < amendment.at <= step else ""

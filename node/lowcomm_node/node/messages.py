@@ -59,7 +59,7 @@ class TrainerSettings:
     keep: int = 3
     checkpoint_every: int = 100
     exchanges: int = 4
-    """How many fragments may be under way at once."""
+    """Fragments that may be under way at once."""
 
 
 # Answers
@@ -120,7 +120,7 @@ class Ready(Answer, name="ready"):
     ranges: bool = False
     """Whether coders have ranges to pass on."""
     reckoned: int = 0
-    """Bytes of the machine's memory that daemon and trainer need at most, as reckoned."""
+    """Estimate of the memory that daemon and trainer need at most, in bytes."""
     gpu: str = ""
     """UUID of the GPU that trains; empty for a processor."""
 
@@ -269,9 +269,9 @@ class CaptureContribution(Request[Shared], name="capture"):
     slot: int
     realign: bool
     ahead: int
-    """How many inner steps longer than we the others claim to have trained."""
+    """Inner steps that the others claim to have trained longer than we."""
     apart: int = 0
-    """For how many inner steps slow weights have parted."""
+    """Inner steps since slow weights have parted."""
     members: tuple[str, ...] = ()
     """Of a group, sorted: the k-th owns shard k. A pair has none to name."""
 
@@ -357,7 +357,7 @@ class Drop(Request[Done], name="drop"):
 
 
 class Tokenizing(TrainerEvent, name="tokenizing"):
-    """How far the text is tokenized, in bytes."""
+    """Progress of tokenizing the text, in bytes."""
 
     done: int
     total: int
@@ -365,7 +365,7 @@ class Tokenizing(TrainerEvent, name="tokenizing"):
     rate: float
     """Bytes a second."""
     remaining: float | None
-    """Seconds; None if that can't be told yet."""
+    """Seconds; None while unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,7 +433,7 @@ class Evaluated(TrainerEvent, name="evaluated"):
     loss: float | None
     """Nats a token; None if it is not finite."""
     tokens: int
-    """How many it is the mean of."""
+    """Tokens of which it is the mean."""
     swarm_step: int
     steps: int
     epochs: float = 0.0

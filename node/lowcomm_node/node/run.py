@@ -218,16 +218,12 @@ class Run:
         step = max((*steps, *(info.swarm_step for info in served or ())), default=0)
         if served is None or not is_over(step) or (served and self._settings.stay):
             return False
-        rest = (
-            f"`lowcomm-node join --stay` copies its last state, which {len(served)} of them serve"
-            if served
-            else "nobody serves its last state any more"
-        )
-        self._board.warn(
-            WarningCode.RUN_ENDED,
-            f"the run {name_of(run)} is over: its peers have trained it to its end, swarm step "
-            f"{step}; {rest}",
-        )
+        rest = "nobody serves its last state any more"
+        if served:
+            copies = "`lowcomm-node join --stay` copies its last state"
+            rest = f"{copies}, which {len(served)} of them serve"
+        ended = f"the run {name_of(run)} is over: its peers have trained it to its end"
+        self._board.warn(WarningCode.RUN_ENDED, f"{ended}, swarm step {step}; {rest}")
         self._board.enter("finished", None)
         return True
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
@@ -252,13 +253,10 @@ class Supervisor:
         trainer = self._trainer = self._trainer or self._make()
         self._pace = TrainerPace(monotonic(), self._least_silence)
         self.memory, self._reckoned = None, 0
-        watching = endure(
-            "nobody sees whether the trainer hangs",
-            lambda: self._watch(trainer, settings.max_memory),
-            self._warn,
-        )
         self._tasks.start(self._follow(trainer))
-        self._tasks.start(watching)
+        trouble = "nobody sees whether the trainer hangs"
+        watch = partial(self._watch, trainer, settings.max_memory)
+        self._tasks.start(endure(trouble, watch, self._warn))
         ready = await trainer.start(settings)
         self._built = True
         self._meter = meter_of(ready.device, ready.gpu, trainer.pid)

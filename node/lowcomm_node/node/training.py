@@ -94,10 +94,8 @@ class Training:
         self._availability = state.availability
         self._failures = Failures(state.settings.checkpoint_every)
         self._amended = asyncio.Event()
-        self._over = asyncio.Event()
-        """Set once the trainer has come to the end of the run."""
-        self._save_seconds: float | None = None
-        """Duration of the last save."""
+        self._over = asyncio.Event()  # set once the trainer has come to the end of the run
+        self._save_seconds: float | None = None  # of the last save
         self._supervisor.on_news = self.hear
 
     @property
@@ -133,10 +131,10 @@ class Training:
                 return
             case Tokenizing():
                 board.tokenizing = event
-                is_done = event.total and event.done >= event.total  # the trainer builds the model
-                starting = Waiting(WaitCode.STARTING_TRAINER, TOKENIZED)
-                reading = Waiting(WaitCode.TOKENIZING, tokenizing_in_words(event))
-                board.show(starting if is_done else reading)
+                if event.total and event.done >= event.total:  # the trainer builds the model
+                    board.show(Waiting(WaitCode.STARTING_TRAINER, TOKENIZED))
+                else:
+                    board.show(Waiting(WaitCode.TOKENIZING, tokenizing_in_words(event)))
                 return
             case Evaluated():
                 self._no_longer(EVALUATING)
@@ -304,12 +302,11 @@ class Training:
 
     async def _goes_on(self, membership: Membership) -> bool:
         """Whether the creator has made the run longer. A node that stays waits for that."""
-        stay = self._settings.stay
         serving = Waiting(WaitCode.RUN_OVER, "the run is over: serving its state to others")
         while self.is_over:
-            self._board.enter("finished", serving if stay else None)
+            self._board.enter("finished", serving if self._settings.stay else None)
             await membership.announce(Phase.FINISHED)
-            if not stay:
+            if not self._settings.stay:
                 return False
             self._amended.clear()
             await self._amended.wait()
@@ -366,8 +363,7 @@ class Training:
 
     @property
     def leave_seconds(self) -> float:
-        """How long leaving may take: a save waits for the end of a step, and may be of
-        gigabytes."""
+        """Seconds that leaving may take: a save waits for a step, and may be of gigabytes."""
         if self._state.ready is None:
             return LEAVE_DEADLINE
         guess = SAVED_BYTES * self._state.ready.parameters / DISK_RATE

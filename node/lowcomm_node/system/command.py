@@ -190,17 +190,17 @@ def program() -> str:
     return shlex.quote(str(script))
 
 
-def install(wanted: str) -> str:
-    """The command that adds a library to this installation: a requirement, or one of our own
-    extras, written such as ``[gguf]``."""
-    prefix, names = Path(sys.prefix), [wanted]
+def install(library: str) -> str:
+    """The command that adds a library to this installation; ``library``: a requirement, or one of
+    our own extras, such as ``[gguf]``."""
+    prefix, names = Path(sys.prefix), [library]
     is_pipx = prefix.parent.name == "venvs" and "pipx" in prefix.parts
     is_uv = prefix.parent.name == "tools" and "uv" in prefix.parts
     if not is_pipx and not is_uv:
-        package = "lowcomm-node" if wanted.startswith("[") else ""
-        return f"{shlex.quote(sys.executable)} -m pip install '{package}{wanted}'"
-    if wanted.startswith("["):
-        extra = f'extra == "{wanted[1:-1]}"'
+        package = "lowcomm-node" if library.startswith("[") else ""
+        return f"{shlex.quote(sys.executable)} -m pip install '{package}{library}'"
+    if library.startswith("["):
+        extra = f'extra == "{library[1:-1]}"'
         required = (text.partition(";") for text in requires("lowcomm-node") or ())
         names = [name.strip() for name, _, when in required if extra in when.replace("'", '"')]
     if is_pipx:
@@ -208,7 +208,7 @@ def install(wanted: str) -> str:
     return f"uv tool install {prefix.name} " + " ".join(f"--with {shlex.quote(n)}" for n in names)
 
 
-def raise_descriptors(wanted: int = DESCRIPTORS) -> int:
+def raise_descriptors(limit: int = DESCRIPTORS) -> int:
     """Raise the soft limit of open files towards the hard one; returns the limit then in force.
 
     Many systems begin with 1024, less than the sum of our limits on connections.
@@ -216,7 +216,7 @@ def raise_descriptors(wanted: int = DESCRIPTORS) -> int:
     import resource  # not on Windows
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     if soft == resource.RLIM_INFINITY or soft >= most:
         return soft
     try:
