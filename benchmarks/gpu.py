@@ -29,6 +29,7 @@ from lowcomm_node.trainer.gpu import Copies, merge
 from lowcomm_node.trainer.memory import count_parameters, estimate_memory
 from lowcomm_node.trainer.optimizer import BatchedMuon
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.exchange import outer
 from lowcomm_protocol.plan import Fragment, Slice
 from lowcomm_protocol.spec.outer import OuterSettings
 from lowcomm_protocol.spec.run import RunSpec
@@ -217,7 +218,7 @@ def copies(device: torch.device, clock: Clock, numel: int) -> dict[str, float]:
 
     def merge_here() -> None:
         fast = source.cpu()
-        merge(settings, fast, host, host)
+        outer.merge(settings, fast, host, host, fast)
         source.copy_(fast)
 
     return {

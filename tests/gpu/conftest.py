@@ -1,12 +1,10 @@
 """Tests on a GPU: `make gpu` runs them all and writes what they measured.
 
 Without a GPU they are deselected, not skipped, for CI takes a skip as a failure. Where Triton is
-installed, some run on a CPU: those marked `gpu(interpreted=True)` under its interpreter, those
-marked `gpu(compiled=True)` with its compiler for GPUs.
+installed, those marked `gpu(interpreted=True)` run on a CPU under its interpreter.
 
     pip install triton
     TRITON_INTERPRET=1 python -m pytest tests/gpu
-    python -m pytest tests/gpu
 """
 
 import importlib.util
@@ -25,9 +23,9 @@ def _runs(item: pytest.Item) -> bool:
     if torch.cuda.is_available():
         return True
     mark = item.get_closest_marker("gpu")
-    asked = "interpreted" if os.environ.get("TRITON_INTERPRET") == "1" else "compiled"
-    fits = mark is not None and mark.kwargs.get(asked, False)
-    return fits and importlib.util.find_spec("triton") is not None
+    fits = mark is not None and mark.kwargs.get("interpreted", False)
+    asked = os.environ.get("TRITON_INTERPRET") == "1"
+    return fits and asked and importlib.util.find_spec("triton") is not None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from lowcomm_node.data import Dataset
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.storage.state_file import mapped_vector, sweep
-from lowcomm_node.system.machine import can_compile
+from lowcomm_node.trainer import gpu
 from lowcomm_node.trainer.capture import (
     FP32_BYTES,
     CapturedFragment,
@@ -38,7 +38,6 @@ from lowcomm_node.trainer.capture import (
     capture_for,
     read_steps,
 )
-from lowcomm_node.trainer.gpu import Copies, merge, merges_alike
 from lowcomm_node.trainer.inner import InnerReplica
 from lowcomm_node.trainer.judging import Judge
 from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
@@ -131,11 +130,9 @@ class Replica(InnerReplica):
         self.directions = Directions()
         """Whether the progress of others points along ours."""
         self._outer = spec.sync.outer_settings
-        self.copies = Copies(device) if device.type == "cuda" else None
+        self.copies = gpu.Copies(device) if device.type == "cuda" else None
         """Copies that no inner step waits for; None where weights are in host memory."""
-        self.merges_there = (
-            self.copies is not None and can_compile() and merges_alike(device, self._outer)
-        )
+        self.merges_there = self.copies is not None and gpu.merges_alike(device, self._outer)
         """Whether the device merges; else the host does while training waits."""
 
     def begin_with(self, files: Sequence[Path]) -> None:
@@ -462,16 +459,17 @@ class Replica(InnerReplica):
             pairs = paired(part, self.weights, capture.theta)
             if all(rows.is_contiguous() for rows, _ in pairs):
                 return self._merge_in_place(pairs, phi)
-        landing, out, theta = capture.landing, capture.theta, None
+        landing, captured, theta = capture.landing, capture.theta, None
         if self.copies is not None and landing is not None:
             theta = self.copies.room(capture.numel)
+        merge = outer.merge if theta is None else gpu.merge
         if theta is None or landing is None:
             theta = self.scratch.take(capture.numel)
         else:
-            phi, out = landing.wait()
+            phi, captured = landing.wait()
         self.fast(fragment, theta)
         for here in (slice(*one) for one in capture.merged):
-            if not merge(self._outer, theta[here], phi[here], out[here]):
+            if not merge(self._outer, theta[here], phi[here], captured[here]):
                 return False
         scatter(part, theta, self.weights)
         return True

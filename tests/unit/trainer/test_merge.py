@@ -1,14 +1,14 @@
-"""Kernels for a GPU give the bits of those for host memory."""
+"""Merges by torch, as a GPU does them, give the bits of those for host memory."""
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from lowcomm_node.trainer import gpu
+from lowcomm_node.trainer.inner import choose_device
 from lowcomm_protocol.exchange import outer as on_host
 from lowcomm_protocol.spec.outer import OuterSettings
-
-pytestmark = pytest.mark.gpu(interpreted=True)
 
 NUMELS = (1, 7, 255, 256, 257, 1024, 5000)
 SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 2.0**-126, 2.0**-100, -(2.0**-99), 1e-6, 3e38, -3e38, 1.0)
@@ -42,11 +42,8 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_merge_gives_the_same_bits_and_sees_what_is_not_finite(
-    settings: OuterSettings, device: torch.device
-) -> None:
-    from lowcomm_node.trainer import merge_kernels as on_device
-
+def test_a_merge_gives_the_same_bits_and_sees_what_is_not_finite(settings: OuterSettings) -> None:
+    device = choose_device("auto")
     for numel in NUMELS:
         theta, phi = drawn(numel, 1), drawn(numel, 2)
         captured = torch.where(torch.arange(numel) % 3 == 0, theta, drawn(numel, 3))
@@ -55,7 +52,7 @@ def test_a_merge_gives_the_same_bits_and_sees_what_is_not_finite(
                 phi[numel // 2] = broken
             expected = torch.empty(numel)
             finite = on_host.merge(settings, theta, phi, captured, expected)
-            out = captured.to(device, copy=True)  # in its place, as the trainer does
-            here = on_device.merge(settings, theta.to(device), phi.to(device), out, out)
+            out = theta.to(device, copy=True)
+            here = gpu.merge(settings, out, phi.to(device), captured.to(device))
             assert here is finite is (broken is None)
             assert same(out, expected)
