@@ -98,7 +98,9 @@ def _since_typed() -> float | None:
 def _since_logind() -> float | None:
     """Seconds since which logind has the machine idle; None without logind."""
     try:
-        answer = subprocess.run(_LOGIND, capture_output=True, timeout=5.0, check=True, text=True)
+        answer = subprocess.run(
+            _LOGIND, capture_output=True, timeout=5.0, check=True, encoding="utf-8"
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     since = read_logind(answer.stdout, time())

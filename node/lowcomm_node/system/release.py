@@ -28,7 +28,9 @@ def commit(package: Path = Path(__file__).parents[1]) -> str | None:
         return None
     ask = ("git", "-C", str(root), *_ASK)
     try:
-        answer = subprocess.run(ask, capture_output=True, timeout=10.0, check=True, text=True)
+        answer = subprocess.run(
+            ask, capture_output=True, timeout=10.0, check=True, encoding="utf-8"
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None
