@@ -337,7 +337,7 @@ class Exchanger:
                 raise ProtocolViolation("called without saying hello")
             theirs = frames.from_message(frame.hello)
         except ProtocolViolation as error:
-            self._hold(peer, Offence.HEAVY, str(error))
+            self.stimulate(events.Misbehaved(peer=peer, deed=Offence.HEAVY, reason=str(error)))
             raise
         self.heard(peer)
         self._called += 1
@@ -371,8 +371,9 @@ class Exchanger:
             async with asyncio.timeout(self.peer.budget.deadlines.hello):
                 frame = await stream.receive()
         except TimeoutError:
-            self._hold(peer, Offence.STUMBLE, "called without saying hello in time")
-            raise LinkLost("called without saying hello in time") from None
+            why = "called without saying hello in time"
+            self.stimulate(events.Misbehaved(peer=peer, deed=Offence.STUMBLE, reason=why))
+            raise LinkLost(why) from None
         if (
             frame is None
         ):  # it has dropped its call: calls cross, and exchanges end before they begin
@@ -399,9 +400,6 @@ class Exchanger:
         self.roster.liveness.met(peer, time())
         if refusal is not None:
             self.history.they_refused(peer, refusal)
-
-    def _hold(self, peer: str, deed: Offence, reason: str) -> None:
-        self.stimulate(events.Misbehaved(peer=peer, deed=deed, reason=reason))
 
     # the end
 

@@ -56,6 +56,8 @@ class Gathering(ABC):
     carry out."""
 
     TRANSITIONS: ClassVar[Transitions]
+    DOUBTFUL: ClassVar[Stage]
+    """Stage in which others may have applied the exchange when we end it."""
 
     me: str
     candidates: Sequence[str]
@@ -69,9 +71,9 @@ class Gathering(ABC):
     _late: bool = False
     """Whether its deadline has passed once."""
 
-    @abstractmethod
     def start(self) -> list[Effect]:
         """Begin to call candidates."""
+        return self._gather()
 
     @abstractmethod
     def _begin(self) -> list[Effect]:
@@ -92,10 +94,6 @@ class Gathering(ABC):
     @abstractmethod
     def _on_deadline(self, *, first: bool) -> list[Effect]:
         """The deadline has passed, for the first or the second time."""
-
-    @abstractmethod
-    def _give_in(self, reason: str, cause: Cause | Refusal) -> list[Effect]:
-        """End, in doubt where others may have applied it."""
 
     def handle(self, event: PeerEvent) -> list[Effect]:
         """Take in an event; what to carry out. Raises ProtocolViolation for what a peer must not
@@ -272,6 +270,9 @@ class Gathering(ABC):
         if not causes:
             return Cause.NOBODY
         return causes.pop() if len(causes) == 1 else Cause.NO_PARTNER
+
+    def _give_in(self, reason: str, cause: Cause | Refusal) -> list[Effect]:
+        return self._end(reason, cause, in_doubt=self.stage is self.DOUBTFUL)
 
     def _end(
         self, reason: str, cause: Cause | Refusal = Cause.LOST, *, in_doubt: bool = False

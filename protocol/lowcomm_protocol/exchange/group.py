@@ -31,6 +31,7 @@ what others held before, and they can hand over the rest.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import events
@@ -57,6 +58,8 @@ would be outvoted. Of fewer, its mean is worth less than the shard that is lost 
 @dataclass
 class GroupExchange(AgreeingExchange):
     """An exchange of a group."""
+
+    DOUBTFUL: ClassVar[Stage] = Stage.COMMITTING
 
     _receivers: tuple[str, ...] = ()
     """Members that we hand over what they have missed."""
@@ -244,6 +247,3 @@ class GroupExchange(AgreeingExchange):
             # go with them.
             return self._go_on_without_silent()
         return self._give_in("ran past its deadline", Cause.LATE)
-
-    def _give_in(self, reason: str, cause: Cause | Refusal) -> list[Effect]:
-        return self._end(reason, cause, in_doubt=self.stage is Stage.COMMITTING)

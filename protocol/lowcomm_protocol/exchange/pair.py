@@ -88,13 +88,12 @@ class PairExchange(Gathering):
         }
     )
 
+    DOUBTFUL: ClassVar[Stage] = Stage.CONFIRMING
+
     _next: int = 0
     _waiting: str = ""
     """The peer whose call waits."""
     _confirmed: dict[str, bytes] = field(default_factory=dict[str, bytes])
-
-    def start(self) -> list[Effect]:
-        return self._gather()
 
     def _on_own(self, event: PeerEvent) -> list[Effect]:
         match event:
@@ -190,6 +189,3 @@ class PairExchange(Gathering):
             # Their confirmation may be on its way: ending now would put both ends in doubt.
             return []
         return self._give_in("ran past its deadline", Cause.LATE)
-
-    def _give_in(self, reason: str, cause: Cause | Refusal) -> list[Effect]:
-        return self._end(reason, cause, in_doubt=self.stage is Stage.CONFIRMING)

@@ -99,7 +99,7 @@ class Peer:
             case events.TrainerReady():
                 self.position.take_over(event)
                 self.drift.restart()
-                self.recent.forget()
+                self.recent = RecentPartners()
                 self.budget.pace.clear()
                 self.budget.closing.clear()  # they keep to the memory that they began with
             case events.Stepped():
@@ -108,7 +108,7 @@ class Peer:
                 self.open = True
             case events.Closed():
                 self.open = False
-                self.drift.forget()
+                self.drift.left_out_by.clear()
             case events.GaveUp(exchange=0):
                 for one in list(self.running.values()):
                     self._tell(one, event)
@@ -151,7 +151,7 @@ class Peer:
                 self._extend(one, min(seconds * one.kind.contents, most))
             case events.ContentCame(peer=peer, line=line):
                 one.come.setdefault(peer, self._now - one.began)
-                self.own_line.came()
+                self.own_line.stalled_peers.clear()
                 self.budget.came(line, self._now)
             case events.Merged():
                 self._on_merged(one, event)
@@ -550,7 +550,7 @@ class Peer:
             self.budget.durations.append(
                 (self._now if one.decided is None else one.decided) - one.began
             )
-        self.drift.forget()
+        self.drift.left_out_by.clear()
         self._finish(one, Outcome.APPLIED, merged.detail, merged.measured)
 
     def _finish(

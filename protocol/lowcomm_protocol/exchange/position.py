@@ -127,10 +127,6 @@ class RecentPartners:
         partner, first, last = self._rows.get(fragment, (peer, 0, 0))
         return 0 if partner == peer else last - first
 
-    def forget(self) -> None:
-        """Know nothing any more: our slow weights are others."""
-        self._rows.clear()
-
 
 STALLED_PEERS = 64
 """Peers that are remembered."""
@@ -140,24 +136,20 @@ class OwnLine:
     """What has come and what has stalled, as far as it speaks of our own line."""
 
     def __init__(self) -> None:
-        self._stalled = set[str]()
+        self.stalled_peers = set[str]()
         """Peers whose contents have stalled since one came whole."""
-
-    def came(self) -> None:
-        """A content has come whole."""
-        self._stalled.clear()
 
     def stalled(self, peer: str) -> bool:
         """A peer's content has not come; whether that is its fault, as far as we know."""
-        is_its_fault = not self._stalled - {peer}
-        if len(self._stalled) < STALLED_PEERS:
-            self._stalled.add(peer)
+        is_its_fault = not self.stalled_peers - {peer}
+        if len(self.stalled_peers) < STALLED_PEERS:
+            self.stalled_peers.add(peer)
         return is_its_fault
 
     @property
     def trouble(self) -> str | None:
         """What is wrong with our line; None if nothing is known to be."""
-        count = len(self._stalled)
+        count = len(self.stalled_peers)
         if count < 2:
             return None
         return f"contents of {count} peers in a row did not come, so it is this machine's line"
@@ -214,23 +206,19 @@ class Drift:
         steps between."""
         self._position = position
         self._around = surroundings
-        self._left_out_by: set[str] = set()
+        self.left_out_by: set[str] = set()
         """Peers that have left us out, or did not believe our swarm step, since the last exchange
         that was applied."""
         self._endured_until = 0
 
     def left_out(self, peer: str) -> None:
         """A peer leaves us out."""
-        if len(self._left_out_by) < MAX_PEERS:
-            self._left_out_by.add(peer)
-
-    def forget(self) -> None:
-        """An exchange was applied, or nothing of it holds any more."""
-        self._left_out_by.clear()
+        if len(self.left_out_by) < MAX_PEERS:
+            self.left_out_by.add(peer)
 
     def restart(self) -> None:
         """The state is another one now."""
-        self.forget()
+        self.left_out_by.clear()
         self.stranded, self._endured_until = False, 0
 
     def endure(self) -> None:
@@ -261,12 +249,12 @@ class Drift:
         # This is asked at each step where an exchange is due. A look at the furthest peer is cheap,
         # one at all peers of a large swarm is not.
         far = position.swarm_step + largest_jump(position.interval)
-        if not self._left_out_by and self._around.furthest(but=position.me) <= far:
+        if not self.left_out_by and self._around.furthest(but=position.me) <= far:
             return False
         training = self._around.training()
         # Others must support the step that a peer claims: a single liar is not ahead.
         ahead = sum(step > far and position.supports(peer, step) for peer, step in training)
-        left_out = sum(peer in self._left_out_by for peer, _ in training)
+        left_out = sum(peer in self.left_out_by for peer, _ in training)
         # As long as exchanges are applied, those that leave us out are the ones that err.
         if position.steps_alone < DRIFTED * position.interval or left_out < WITNESSES:
             left_out = 0

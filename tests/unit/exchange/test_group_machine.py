@@ -2,28 +2,44 @@
 sequence of events."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from hashlib import sha256
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.group_stories import (
+    AGREED,
+    COMMITTED,
+    GIVEN,
+    HELD,
+    ME,
+    MEANS,
+    REDUCED,
+    SENT,
+    THREE,
+    D,
+    accepted,
+    after,
+    at,
+    commit,
+    group,
+    group_peers,
+    held,
+    joined,
+    refused,
+    told,
+    well,
+)
 from helpers.virtual import CALM, OFFER, STORM, Swarm, VirtualPeer, Weather, check, naming, stories
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import events
-from lowcomm_protocol.exchange.agreeing import clique
 from lowcomm_protocol.exchange.events import Stage
 from lowcomm_protocol.exchange.group import GroupExchange
 from lowcomm_protocol.matching import Refusal
 
 # Swarms of honest peers
-
-
-def group_peers(swarm: Swarm) -> list[VirtualPeer]:
-    return list(swarm.peers.values())
 
 
 @pytest.mark.parametrize(
@@ -68,20 +84,6 @@ PHASES = (
 """In each of them a test breaks something, just before the effect is carried out."""
 SINGLE = (events.Capture, events.Reduce, events.Apply)
 AFTER_AGREEMENT = PHASES[PHASES.index(events.Capture) :]
-
-
-def at(
-    kind: type[events.Effect], number: int, action: Callable[[], None]
-) -> Callable[[events.Effect], None]:
-    """Do something just before the effect of this kind and number, counted from 0."""
-    seen = Counter[type[events.Effect]]()
-
-    def before(effect: events.Effect) -> None:
-        if type(effect) is kind and seen[kind] == number:
-            action()
-        seen[type(effect)] += 1
-
-    return before
 
 
 DEATHS = [(phase, number) for phase in PHASES for number in range(1 if phase in SINGLE else 3)]
@@ -198,146 +200,9 @@ def test_a_link_that_breaks_at_any_time_costs_one_of_its_ends_a_shard_at_most():
                 agree_but_for_one(same, (first, second))
 
 
-# One that is hostile
-
-
-@pytest.mark.parametrize("liar", range(4))
-def test_the_shard_of_an_owner_that_tells_everybody_another_mean_is_applied_by_nobody(liar):
-    for seed in range(20):
-        swarm = Swarm(seed, 4, 4, CALM)
-        owner = group_peers(swarm)[liar]
-        owner.mean_for = lambda peer: sha256(peer.encode()).digest()
-        with naming(swarm):
-            swarm.run()
-            honest = [peer for peer in group_peers(swarm) if peer is not owner]
-            assert len({peer.outcome for peer in honest}) == 1
-            for peer in honest:
-                assert peer.shards == tuple(place != liar for place in range(4))
-                assert peer.ended - peer.began <= 70.0
-
-
-@pytest.mark.parametrize("method", ["noloco", "streaming-diloco"])
-def test_an_owner_that_tells_one_of_three_another_mean_parts_only_that_one(method):
-    for seed in range(10):
-        swarm = Swarm(seed, 4, 4, CALM, method=method)
-        *others, owner = group_peers(swarm)
-        owner.mean_for = lambda peer, mean=owner.mean: mean() if peer != "peer001" else b"x" * 32
-        owner.held_for = lambda peer, held, mean=owner.mean_for: (*held[:3], mean(peer))
-        with naming(swarm):
-            swarm.run()
-            assert [peer.shards for peer in (others[0], others[2])] == [(True,) * 4] * 2
-            assert others[1].shards == ((True,) * 3 + (False,) if method == "noloco" else ())
-            assert others[1].group.in_doubt
-
-
-def says_nothing(peer: VirtualPeer) -> None:
-    peer.before = at(events.Commit, 0, lambda: peer.die(noticed=False))
-
-
-def holds_nothing(peer: VirtualPeer) -> None:
-    mine = list(peer.swarm.peers).index(peer.name)
-    peer.held_for = lambda other, held: tuple(
-        digest if place == mine else b"" for place, digest in enumerate(held)
-    )
-    peer.commit_for = lambda other, shards, heard: (
-        tuple(place == mine for place in range(len(shards))),
-        heard,
-    )
-
-
-def commits_to_nothing(peer: VirtualPeer) -> None:
-    peer.commit_for = lambda other, shards, heard: ((False,) * len(shards), heard)
-
-
-def leaves_out_one(peer: VirtualPeer) -> None:
-    peer.commit_for = lambda other, shards, heard: ((False, *shards[1:]), heard)
-
-
-def tells_each_another_lack(peer: VirtualPeer) -> None:
-    names = list(peer.swarm.peers)
-
-    def lacks(other: str, place: int) -> bool:
-        return place not in (names.index(peer.name), names.index(other)) and place % 2 == (
-            names.index(other) % 2
-        )
-
-    peer.held_for = lambda other, held: tuple(
-        b"" if lacks(other, place) else digest for place, digest in enumerate(held)
-    )
-    peer.commit_for = lambda other, shards, heard: (
-        tuple(not lacks(other, place) and shard for place, shard in enumerate(shards)),
-        heard,
-    )
-
-
-VETOES = (
-    says_nothing,
-    holds_nothing,
-    commits_to_nothing,
-    leaves_out_one,
-    tells_each_another_lack,
-)
-
-
-@pytest.mark.parametrize("method", ["noloco", "streaming-diloco"])
-@pytest.mark.parametrize("place", [0, 3])
-@pytest.mark.parametrize("veto", VETOES)
-def test_no_member_alone_takes_an_exchange_or_a_shard_from_three_others(veto, place, method):
-    for seed in range(5):
-        swarm = Swarm(seed, 4, 4, CALM, method=method)
-        hostile = group_peers(swarm)[place]
-        veto(hostile)
-        with naming(swarm):
-            swarm.run()
-            honest = [peer for peer in group_peers(swarm) if peer is not hostile]
-            assert {peer.outcome for peer in honest} == {honest[0].outcome}
-            for peer in honest:
-                assert peer.shards == (True,) * 4
-                assert peer.ended - peer.began < 40.0, "one that is silent costs some seconds"
-                blamed = {other for other, _ in peer.stumbles}
-                assert blamed <= {hostile.name}
-                assert blamed or veto in (leaves_out_one, tells_each_another_lack)
-
-
-def test_of_three_one_that_voids_all_takes_nothing_from_the_two_others():
-    for veto in (holds_nothing, commits_to_nothing, says_nothing):
-        for seed in range(10):
-            swarm = Swarm(seed, 3, 3, CALM, method="streaming-diloco")
-            one, other, hostile = group_peers(swarm)
-            veto(hostile)
-            with naming(swarm):
-                swarm.run()
-                assert one.outcome == other.outcome
-                assert one.shards == (True,) * 3
-
-
-def test_a_stalled_contribution_is_left_out_of_one_mean_and_nobody_is_lost_for_it():
-    for seed in range(20):
-        swarm = Swarm(seed, 4, 4, CALM)
-        slow, owner = group_peers(swarm)[1:3]
-        send = slow.send_content
-
-        def drag(peer: str, kind: str, payload: object = None, send=send, slow=slow) -> None:
-            if (peer, kind) == ("peer002", "shard"):
-                slow.swarm.send(slow.links[peer], slow.name, kind, payload, late=50.0)
-            else:
-                send(peer, kind, payload)
-
-        slow.send_content = drag
-        with naming(swarm):
-            check(swarm.run())
-            assert slow.name not in owner.averaged
-            assert all(
-                peer.shards == (True,) * 4 and not peer.group.in_doubt
-                for peer in group_peers(swarm)
-            )
-
-
 # Any sequence of events
 
-ME = "m"
 PEERS = ("a", "b", "z", "stranger")
-D = {name: bytes([number]) * 32 for number, name in enumerate(("a", "b", "m", "z"), 1)}
 
 
 def any_event():
@@ -448,27 +313,6 @@ def test_no_sequence_of_events_breaks_an_exchange(group, order, expected, happen
     check_effects(effects, exchange)
 
 
-def joined() -> list[events.PeerEvent]:
-    """The events until three peers have agreed on a group."""
-    three = ("a", "b", ME)
-    return [
-        accepted("a"), accepted("b"), *(events.Roll(peer=peer, roll=three) for peer in "ab"),
-        *(events.Members(peer=peer, members=three) for peer in "ab"),
-    ]  # fmt: skip
-
-
-def well() -> list[events.PeerEvent]:
-    """The events of a story that goes well."""
-    means = {name: D[name] for name in ("a", "b", ME)}
-    return [
-        *joined(), events.Captured(), *(events.Shard(peer=peer) for peer in "ab"),
-        events.Reduced(digest=D[ME]),
-        *(events.ShardMean(peer=peer, digest=D[peer]) for peer in "ab"),
-        *(events.Holdings(peer=peer, held=tuple(means.values())) for peer in "ab"),
-        *(events.Commit(peer=peer, shards=(True,) * 3, heard=(True,) * 3) for peer in "ab"),
-    ]  # fmt: skip
-
-
 @settings(max_examples=500)
 @given(
     st.lists(
@@ -543,38 +387,6 @@ def test_memory_is_bounded_by_the_group():
 # Single stories
 
 
-def accepted(peer: str, called_us: bool = False, step: int = 40) -> events.Accepted:
-    return events.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
-
-
-def group(*order: str, size: int = 4) -> GroupExchange:
-    exchange = GroupExchange(me=ME, candidates=order, group=size)
-    exchange.start()
-    return exchange
-
-
-def told(exchange: GroupExchange, *happenings: events.PeerEvent) -> list[events.Effect]:
-    """The effects of the last event."""
-    effects: list[events.Effect] = []
-    for event in happenings:
-        effects = exchange.handle(event)
-    return effects
-
-
-def after(count: int) -> GroupExchange:
-    """An exchange of three after so many events of a story that goes well."""
-    exchange = group("a", "b")
-    told(exchange, *well()[:count])
-    return exchange
-
-
-AGREED, SENT, GIVEN, REDUCED, HELD, COMMITTED = 6, 7, 9, 10, 12, 14
-"""How many events of a story that goes well: until all have agreed, ours is captured, theirs has
-come, and so on."""
-THREE = ("a", "b", ME)
-MEANS = (D["a"], D["b"], D[ME])
-
-
 def test_a_group_that_goes_well():
     exchange = GroupExchange(me=ME, candidates=("a", "b"), group=4)
     assert exchange.start() == [events.Dial(peer="a"), events.Dial(peer="b")]
@@ -621,148 +433,6 @@ def test_a_group_holds_no_more_than_its_bound():
     assert not exchange.has_room_for("d")
     told(exchange, accepted("stranger", called_us=True), events.Lost(peer="a", reason="broke"))
     assert exchange.has_room_for("d")
-
-
-def leader(*rolls: tuple[str, ...]) -> GroupExchange:
-    """An exchange that we lead, with three partners that have sent these rolls."""
-    exchange = group("x", "y", "z")
-    told(exchange, *(accepted(peer) for peer in "xyz"))
-    told(
-        exchange,
-        *(events.Roll(peer=peer, roll=roll) for peer, roll in zip("xyz", rolls, strict=False)),
-    )
-    return exchange
-
-
-def test_a_leader_takes_members_that_all_hold_streams_with_each_other_and_sends_the_others_away():
-    exchange = leader((ME, "x", "z"), (ME, "y", "z"))
-    effects = told(exchange, events.Roll(peer="z", roll=(ME, "x", "y", "z")))
-    named = (ME, "x", "z")
-    assert effects == [events.Members(peer=peer, members=named) for peer in "xz"]
-    effects = told(exchange, *(events.Members(peer=peer, members=named) for peer in "xz"))
-    assert effects == [
-        events.Abandon(peer="y", reason="is not in the list of members"),
-        events.Capture(members=named),
-    ]
-    assert exchange.partners == ("x", "z")
-
-
-def test_a_leader_gives_up_who_sends_no_roll_in_time_and_others_give_up_their_leader_later():
-    four = (ME, "x", "y", "z")
-    exchange = leader(four, four)
-    effects = told(exchange, events.AgreeingClosed())
-    assert effects == [
-        events.Abandon(peer="z", reason="did not tell its links in time"),
-        *(events.Members(peer=peer, members=(ME, "x", "y")) for peer in "xy"),
-    ]
-    exchange = group("a", "b")
-    told(exchange, *well()[:4])
-    assert told(exchange, events.AgreeingClosed()) == []
-    assert told(exchange, events.AgreeingClosed()) == [
-        events.Abandon(peer="a", reason="did not name the members in time")
-    ]
-    assert told(exchange, events.Members(peer="b", members=("b", ME)))[-1] == events.Capture(
-        members=("b", ME)
-    )
-
-
-def test_a_list_of_the_next_leader_waits_for_ours():
-    exchange = group("a", "b", "c")
-    four = ("a", "b", "c", ME)
-    told(
-        exchange,
-        *(accepted(peer) for peer in "abc"),
-        *(events.Roll(peer=peer, roll=four) for peer in "abc"),
-    )
-    assert told(exchange, events.Members(peer="b", members=("b", "c", ME))) == []
-    assert told(exchange, events.Members(peer="a", members=("a", "c", ME))) == [
-        events.Members(peer=peer, members=("a", "c", ME)) for peer in "ac"
-    ]
-    effects = told(exchange, events.Members(peer="c", members=("a", "c", ME)))
-    assert effects == [
-        events.Abandon(peer="b", reason="is not in the list of members"),
-        events.Capture(members=("a", "c", ME)),
-    ]
-
-
-def test_the_lower_of_two_lists_wins_until_all_have_named_one():
-    exchange = group("a", "x", "y")
-    four = ("a", ME, "x", "y")
-    told(
-        exchange,
-        *(accepted(peer) for peer in "axy"),
-        *(events.Roll(peer=peer, roll=four) for peer in "axy"),
-    )
-    assert told(exchange, events.Lost(peer="a", reason="broke")) == [
-        events.Members(peer=peer, members=(ME, "x", "y")) for peer in "xy"
-    ]
-    assert told(exchange, events.Members(peer="x", members=four)) == [
-        events.Members(peer=peer, members=four) for peer in "xy"
-    ]
-    # What y names is our own former list: it had not heard of the lower one.
-    assert told(exchange, events.Members(peer="y", members=(ME, "x", "y"))) == []
-    assert told(exchange, events.Members(peer="y", members=four)) == [events.Capture(members=four)]
-
-
-def test_who_goes_over_to_another_list_after_we_have_agreed_is_lost_without_a_violation():
-    exchange = group("a", "b", "c")
-    four = ("a", "b", "c", ME)
-    told(
-        exchange,
-        *(accepted(peer) for peer in "abc"),
-        *(events.Roll(peer=peer, roll=four) for peer in "abc"),
-    )
-    told(
-        exchange,
-        events.Lost(peer="a", reason="broke"),
-        events.Members(peer="b", members=("b", "c", ME)),
-    )
-    told(exchange, events.Members(peer="c", members=("b", "c", ME)))
-    assert exchange.stage is Stage.CAPTURING
-    effects = told(exchange, events.Members(peer="c", members=four))
-    assert effects == [
-        events.Abandon(peer="c", reason="has agreed with others on another list of members")
-    ]
-    assert exchange.partners == ("b",)
-
-
-LONG = "a" * 65
-
-
-@pytest.mark.parametrize(
-    "roll",
-    [
-        ("a", "b"), ("b", ME), (ME, "a"), ("a", "a", ME), ("a", "b", "c", "d", ME), (),
-        ("a", ME, ""), ("", "a", ME),
-        ("a", LONG, ME),
-    ],
-)  # fmt: skip
-def test_a_roll_in_another_form_is_a_violation_and_changes_nothing(roll):
-    refused(after(2), events.Roll(peer="a", roll=roll))
-
-
-@pytest.mark.parametrize(
-    "members", [("a", "b"), ("b", ME), (ME, "a"), ("a", "c", ME), ("a", "b", "c", "d", ME), ()]
-)
-def test_a_list_in_another_form_or_with_strangers_is_a_violation_and_changes_nothing(members):
-    refused(after(4), events.Members(peer="a", members=members))
-
-
-def refused(exchange: GroupExchange, event: events.PeerEvent) -> None:
-    before = repr(exchange)
-    with pytest.raises(ProtocolViolation):
-        exchange.handle(event)
-    assert repr(exchange) == before, "a violation has changed something"
-
-
-def held(peer: str, *digests: bytes) -> events.Holdings:
-    return events.Holdings(peer=peer, held=digests)
-
-
-def commit(peer: str, shards: str, heard: str = "111") -> events.Commit:
-    return events.Commit(
-        peer=peer, shards=tuple(c == "1" for c in shards), heard=tuple(c == "1" for c in heard)
-    )
 
 
 @pytest.mark.parametrize(
@@ -914,19 +584,3 @@ def test_what_a_member_that_was_given_up_still_sends_is_ignored():
         events.Lost(peer="b", reason="broke"),
     ):  # fmt: skip
         assert told(exchange, late) == []
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from("abcdefgh"), st.frozensets(st.sampled_from("abcdefgh")), min_size=1
-    )
-)
-def test_a_clique_holds_all_streams_and_leaves_out_nobody_who_fits(rolls):
-    taken = clique(rolls)
-    assert taken[0] == min(rolls)
-    assert list(taken) == sorted(set(taken))
-    for one, other in combinations(taken, 2):
-        assert one in rolls[other]
-        assert other in rolls[one]
-    for peer in set(rolls) - set(taken):
-        assert any(peer not in rolls[other] or other not in rolls[peer] for other in taken)

@@ -27,9 +27,6 @@ def test_who_meets_the_same_peer_again_has_parted_from_all_others():
     assert company.apart(1, "c") == 0, "each fragment counts for itself"
     company.merged(0, "c", 30)
     assert company.apart(0, "b") == company.apart(0, "c") == 0, "it brought what others learned"
-    company.merged(0, "c", 34)
-    company.forget()
-    assert company.apart(0, "b") == 0
 
 
 @pytest.mark.parametrize("consensus", [1.0, 0.0])

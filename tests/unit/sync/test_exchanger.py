@@ -94,7 +94,7 @@ async def test_an_answer_with_a_step_that_nobody_else_supports_is_not_taken():
         assert f"gave up: claims swarm step {11 * INTERVAL + 1}, which nobody" in told.reason
         assert caller.exchanger.history.of(callee.peer_id).failed == 1
         assert [node.trainer.merges for node in one.nodes] == [[], []]
-        assert not callee.exchanger.peer.own_line._stalled, "its line is not to blame"
+        assert not callee.exchanger.peer.own_line.stalled_peers, "its line is not to blame"
 
 
 async def test_who_is_busy_refuses_and_the_next_candidate_is_called():
