@@ -25,7 +25,8 @@ from lowcomm_node.cli.common import Here, command, newest, seconds_of, setting_o
 from lowcomm_node.errors import NodeError, NotRunning, RetryLater, Unhealthy
 from lowcomm_node.owner.settings import CHANGEABLE
 from lowcomm_node.status import words
-from lowcomm_node.status.journal import Journal, JournalEntry
+from lowcomm_node.status.events import Notice
+from lowcomm_node.status.journal import Journal
 from lowcomm_node.status.model import PeerStatus
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded
@@ -260,16 +261,16 @@ def journal_path(here: Here, fingerprint: str | None) -> Path:
     return newest(here.folder, fingerprint, "journal.db", "journal")
 
 
-def _print(entry: JournalEntry, as_json: bool) -> None:
+def _print(entry: Notice, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(entry.notice.to_json()), flush=True)
+        print(json.dumps(entry.to_json()), flush=True)
         return
-    event = entry.notice.event
+    event = entry.event
     line = words.event_in_words(event)
     if line is None and isinstance(event, ExchangeEnded):  # a running node only counts it
         why = f": {event.reason}" if event.reason else ""
         line = units.clean(f"exchange of fragment {event.fragment} {event.outcome}{why}")
-    when = time.strftime("%m-%d %H:%M:%S", time.localtime(entry.notice.time))
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(entry.time))
     print(f"{when}  {line or event.name}", flush=True)
 
 

@@ -15,7 +15,7 @@ from lowcomm_node.node.supervisor import Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.status.events import Board, Caution
+from lowcomm_node.status.events import Board, Warned
 from lowcomm_node.status.model import (
     AmendmentStatus,
     Claims,
@@ -83,7 +83,7 @@ def report(state: NodeState) -> Status:
     waiting = board.waiting or _why_alone(state)
     warnings = [*board.warnings]
     if exchanger is not None and (kept := exchanger.kept_waiting) is not None:
-        warnings.append(Caution(WarningCode.KEPT_WAITING, kept))
+        warnings.append(Warned(code=WarningCode.KEPT_WAITING, text=kept))
     return Status(
         peer_id=state.peer_id,
         release=release(),

@@ -4,7 +4,7 @@ that hands them to all that listen.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from time import monotonic, time
 from typing import Any
@@ -101,21 +101,24 @@ class Notice:
     time: float
     """Unix seconds."""
     event: Event
+    number: int = field(default=0, compare=False)
+    """Its place in the journal, which grows with every notice; 0 for none."""
 
     def to_json(self) -> dict[str, Any]:
         """One line of ``join --json`` and of the API."""
         return {"time": self.time, **self.event.to_json()}
 
 
-def read_notice(content: Mapping[str, Any]) -> Notice:
+def read_notice(content: Mapping[str, Any], number: int = 0) -> Notice:
     """A notice from its JSON; also of an event that only a newer node knows. Raises Unhealthy."""
     time, name = read(float, content.get("time")), read(str, content.get("event"))
     kind = EVENTS.get(name)
     if kind is None:
         rest = {key: value for key, value in content.items() if key != "time"}
-        return Notice(time, OtherEvent(content=rest))
+        return Notice(time, OtherEvent(content=rest), number)
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
-    return Notice(time, read(kind, {key: one for key, one in content.items() if key in known}))
+    known_content = {key: one for key, one in content.items() if key in known}
+    return Notice(time, read(kind, known_content), number)
 
 
 def details(event: Event) -> dict[str, Any]:
@@ -125,14 +128,6 @@ def details(event: Event) -> dict[str, Any]:
 
 MAX_WAITING = 1000
 MAX_WARNINGS = 20
-
-
-@dataclass(frozen=True)
-class Caution:
-    """Something that the owner should know, with its code."""
-
-    code: WarningCode
-    text: str
 
 
 class Board:
@@ -152,7 +147,7 @@ class Board:
         """The newest."""
         self.tokenizing: Tokenizing | None = None
         """While text is tokenized."""
-        self.warnings: list[Caution] = []
+        self.warnings: list[Warned] = []
         """The last ones, the newest last."""
         self._queues: dict[asyncio.Queue[Notice], bool] = {}
 
@@ -186,8 +181,9 @@ class Board:
 
     def warn(self, code: WarningCode, text: str) -> None:
         """Report something that the owner should know."""
-        self.warnings = [*self.warnings, Caution(code, text)][-MAX_WARNINGS:]
-        self.tell(Warned(text=text, code=code))
+        warned = Warned(text=text, code=code)
+        self.warnings = [*self.warnings, warned][-MAX_WARNINGS:]
+        self.tell(warned)
 
     def warning(self, code: WarningCode) -> Callable[[str], None]:
         """For a room that warns of one thing only: takes its sentence."""
@@ -195,7 +191,7 @@ class Board:
 
     def withdraw(self, code: WarningCode) -> None:
         """Drop warnings that hold no longer."""
-        self.warnings = [one for one in self.warnings if one.code is not code]
+        self.warnings = [one for one in self.warnings if one.code != code]
 
     def tell(self, event: Event) -> None:
         """Take in an event, log it, and hand it to all that listen; steps to those that asked."""

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from itertools import islice
 from pathlib import Path
 from time import monotonic, time
@@ -236,15 +236,6 @@ class Recorder:
 # --- Reading --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class JournalEntry:
-    """A notice, and its place in the journal."""
-
-    number: int
-    """Grows with every notice."""
-    notice: Notice
-
-
 class Journal:
     """A journal to read, also while its node writes, and after it was killed.
 
@@ -281,24 +272,24 @@ class Journal:
     ) -> Iterator[ExchangeEnded]:
         """Yield all exchanges that are kept, one at a time."""
         which = f"name LIKE ? AND time >= ? ORDER BY id {order}"
-        for entry in self._entries(which, f"exchange.{outcome}", since):
-            if isinstance(entry.notice.event, ExchangeEnded):
-                yield entry.notice.event
+        for notice in self._notices(which, f"exchange.{outcome}", since):
+            if isinstance(notice.event, ExchangeEnded):
+                yield notice.event
 
-    def notices(self, after: int = 0, limit: int = MOST) -> list[JournalEntry]:
+    def notices(self, after: int = 0, limit: int = MOST) -> list[Notice]:
         """Up to ``limit`` notices behind a number, oldest first."""
-        return list(self._entries("id > ? ORDER BY id LIMIT ?", after, min(limit, MOST)))
+        return list(self._notices("id > ? ORDER BY id LIMIT ?", after, min(limit, MOST)))
 
-    def last_notices(self, limit: int, name: str = "%") -> list[JournalEntry]:
+    def last_notices(self, limit: int, name: str = "%") -> list[Notice]:
         """The last notices, newest last; ``name``: of one kind of event."""
         which = "name LIKE ? ORDER BY id DESC LIMIT ?"
-        return list(self._entries(which, name, min(limit, MOST)))[::-1]
+        return list(self._notices(which, name, min(limit, MOST)))[::-1]
 
     def after(self, time: float, limit: int = MOST) -> list[Notice | Sample]:
         """Up to ``limit`` notices and samples behind a time (Unix seconds), oldest first."""
-        entries = self._entries("time > ? ORDER BY time LIMIT ?", time, limit)
+        notices = self._notices("time > ? ORDER BY time LIMIT ?", time, limit)
         samples = self._samples("samples WHERE time > ? ORDER BY time LIMIT ?", time, limit)
-        rows = [*(entry.notice for entry in entries), *samples]
+        rows = [*notices, *samples]
         return sorted(rows, key=lambda row: row.time)[:limit]
 
     def samples(self, since: float = 0.0, most: int = MOST) -> list[Sample]:
@@ -312,11 +303,11 @@ class Journal:
             most,
         )
 
-    def _entries(self, which: str, *values: Any) -> Iterator[JournalEntry]:
+    def _notices(self, which: str, *values: Any) -> Iterator[Notice]:
         with self._reading() as database:
             query = f"SELECT id, time, content FROM notices WHERE {which}"
             for number, time, content in database.execute(query, values):
-                yield JournalEntry(number, read_notice({"time": time, **json.loads(content)}))
+                yield read_notice({"time": time, **json.loads(content)}, number)
 
     def _samples(self, chosen: str, *values: float) -> list[Sample]:
         """Columns that an older release has not written are None."""

@@ -49,10 +49,6 @@ svg { width: 100%; height: auto; }
 svg line { stroke: var(--line); }
 svg text { fill: var(--quiet); font-size: 12px; }
 polyline { fill: none; stroke-width: 2; stroke-linejoin: round; }
-polyline.one { stroke: var(--one); } polyline.two { stroke: var(--two); }
-polyline.good { stroke: var(--good); } polyline.bad { stroke: var(--bad); }
-polyline.quiet { stroke: var(--quiet); }
-.legend .one { color: var(--one); } .legend .two { color: var(--two); }
 td { white-space: normal; padding-right: 0.75rem; overflow-wrap: anywhere; vertical-align: top; }
 @media (min-width: 40rem) { td.short { white-space: nowrap; } }
 h2.node { margin: 2rem 0 0; font-size: 1.2rem; }
@@ -102,13 +98,11 @@ class RunStory:
     amendments: Rows
     """Time and text of the last changes by the creator."""
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """Exchanges by outcome."""
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """Exchanges by outcome and reason, of those that have one."""
     applied: Counter[str] = field(default_factory=Counter[str])
-    """Exchanges by peer."""
     others: Counter[str] = field(default_factory=Counter[str])
-    """Exchanges that were not applied, by peer."""
+    """Exchanges that were applied, and others, by peer."""
     last: dict[str, float] = field(default_factory=dict[str, float])
     """End of the last exchange with each peer (Unix seconds)."""
 
@@ -164,9 +158,9 @@ def _read_story(name: str, path: Path) -> RunStory:
 
     def last(kind: type[Warned | RunAmended]) -> Rows:
         return [
-            [_when(entry.notice.time), entry.notice.event.text]
-            for entry in journal.last_notices(MOST_ROWS, kind.wire_name)
-            if isinstance(entry.notice.event, kind)
+            [_when(notice.time), notice.event.text]
+            for notice in journal.last_notices(MOST_ROWS, kind.wire_name)
+            if isinstance(notice.event, kind)
         ]
 
     samples, fingerprint = journal.samples(most=SAMPLES), path.parent.name
@@ -366,8 +360,8 @@ def _chart(
     for colour, (label, points) in zip(cycle(COLOURS), known):
         places = begin + (points - low) / (high - low) * (end - begin)
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline class="{colour}" points="{path}"/>')
-        legend += f'<span class="{colour}">{escape(label)}</span> ' if label else ""
+        parts.append(f'<polyline style="stroke: var(--{colour})" points="{path}"/>')
+        legend += f'<span style="color: var(--{colour})">{escape(label)}</span> ' if label else ""
     return (
         f"{head}{f'<p class=legend>{legend}</p>' if legend else ''}"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'

@@ -7,9 +7,9 @@ from lowcomm_node.status.events import (
     MAX_WAITING,
     MAX_WARNINGS,
     Board,
-    Caution,
     Resumed,
     SavingAgain,
+    Warned,
 )
 
 
@@ -49,7 +49,7 @@ def test_only_the_last_warnings_are_kept_and_those_that_hold_no_longer_go():
     for number in range(MAX_WARNINGS + 5):
         board.warn(WarningCode.NOT_SAVED if number % 2 else WarningCode.CLOCK, str(number))
     assert len(board.warnings) == MAX_WARNINGS
-    assert board.warnings[-1] == Caution(WarningCode.CLOCK, str(MAX_WARNINGS + 4))
+    assert board.warnings[-1] == Warned(code=WarningCode.CLOCK, text=str(MAX_WARNINGS + 4))
     board.withdraw(WarningCode.NOT_SAVED)
     assert len(board.warnings) == MAX_WARNINGS // 2
-    assert all(one.code is WarningCode.CLOCK for one in board.warnings)
+    assert all(one.code == WarningCode.CLOCK for one in board.warnings)

@@ -83,9 +83,9 @@ async def test_what_a_node_told_is_read_as_it_was_told(path: Path):
     events = [Resumed(), exchange(1), Warned(text="the disk is nearly full")]
     await recorded(path, *events)
     journal = Journal(path)
-    assert [entry.notice.event for entry in journal.notices()] == events
+    assert [entry.event for entry in journal.notices()] == events
     assert journal.exchanges(10) == [events[1]]
-    assert [entry.notice.event for entry in journal.last_notices(1)] == events[-1:]
+    assert [entry.event for entry in journal.last_notices(1)] == events[-1:]
     assert len(journal.samples()) == 1
 
 
@@ -107,7 +107,7 @@ def test_a_killed_writer_loses_nothing_that_it_added(path: Path):
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
         child.stdout.close()  # type: ignore[union-attr]
-    assert [entry.notice.event for entry in Journal(path).notices()] == [Resumed()]
+    assert [entry.event for entry in Journal(path).notices()] == [Resumed()]
 
 
 def test_it_stays_bounded_the_newest_exchanges_stay_and_old_samples_thin_out(
@@ -168,7 +168,7 @@ async def test_a_disk_that_takes_nothing_is_warned_of_once_and_nothing_is_lost_m
     async with asyncio.timeout(30):
         await written.wait()
     await recorder.close()
-    events = [entry.notice.event for entry in Journal(path).notices()]
+    events = [entry.event for entry in Journal(path).notices()]
     assert events[0] == exchange(1)
     assert [NOT_WRITTEN in str(event) for event in events[1:]] == [True]
     assert board.warnings == []
@@ -205,7 +205,7 @@ async def test_a_journal_stays_small_whatever_is_noted_and_however_fast(
         await until_async(lambda: asyncio.sleep(0, recorder._queue.empty()), 30, "it is written")
     await recorder.close()
     kept = Journal(path).notices()
-    assert sum(len(json.dumps(one.notice.to_json())) for one in kept) < 400_000
+    assert sum(len(json.dumps(one.to_json())) for one in kept) < 400_000
     assert [one.number for one in kept] == [19, 20], "the newest stay"
 
 
