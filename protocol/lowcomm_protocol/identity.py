@@ -47,7 +47,7 @@ class Identity:
     @property
     def public_key(self) -> bytes:
         """Ed25519 public key, 32 bytes."""
-        return self._private_key().public_key().public_bytes_raw()
+        return self._private_key.public_key().public_bytes_raw()
 
     @property
     def peer_id(self) -> str:
@@ -56,12 +56,13 @@ class Identity:
 
     def sign(self, purpose: str, payload: bytes) -> bytes:
         """Sign ``payload`` for one ``purpose``; 64 bytes."""
-        return self._private_key().sign(_bound(purpose, payload))
+        return self._private_key.sign(_bound(purpose, payload))
 
     def to_libp2p(self) -> bytes:
         """The key as the protobuf file that p2pd reads."""
         return _PRIVATE_KEY_PREFIX + self.secret + self.public_key
 
+    @property
     def _private_key(self) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(self.secret)
 

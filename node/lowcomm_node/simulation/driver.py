@@ -94,7 +94,7 @@ class PeerDriver(ABC):
             case events.CancelCall(exchange=number, peer=peer):
                 stream = self.exchanges[number].calls.pop(peer)
                 self.network.close(stream, self.name)
-                self.forget(stream)
+                self.by_stream.pop(stream, None)
             case events.CutOff(exchange=number, peer=peer, reason=reason, tells=True):
                 self.exchanges[number].abandon(peer, reason)
             case events.CutOff(exchange=number, peer=peer):
@@ -127,12 +127,6 @@ class PeerDriver(ABC):
             del self._calls[call]
         elif (exchange := self.by_stream.get(stream)) is not None:
             exchange.receive(stream, stream.other(self.name), kind, payload)
-
-    def forget(self, stream: SimulatedStream) -> None:
-        """Take in nothing of a stream that has ended here."""
-        # A break that happened before is noticed later. It would lose the peer to an exchange that
-        # goes on over another stream, as after calls that crossed.
-        self.by_stream.pop(stream, None)
 
     def break_off(self) -> None:
         """End all streams without a word; whoever is connected notices."""
@@ -202,7 +196,7 @@ class SimulatedExchange(ABC):
         """Take in a message of another peer."""
         if kind == "closed":
             self.calls.pop(other, None)
-            self.peer.forget(stream)
+            self.peer.by_stream.pop(stream, None)
             self.fail(other, "ended the stream", broke=True)
         elif kind == "abandon":
             self.fail(other, f"gave up: {payload}")
@@ -225,7 +219,7 @@ class SimulatedExchange(ABC):
             self.link(other, stream)
             self.tell(events.Accepted(peer=other, offer=payload))
         else:
-            self.peer.forget(stream)
+            self.peer.by_stream.pop(stream, None)
             detail = REFUSAL_TEXT[payload]
             self.tell(events.Refused(peer=other, reason=payload, detail=detail))
 
@@ -272,7 +266,7 @@ class SimulatedExchange(ABC):
             if stream is not None:
                 self.network.send(stream, self.peer.name, "abandon", reason)
                 self.network.close(stream, self.peer.name)
-                self.peer.forget(stream)
+                self.peer.by_stream.pop(stream, None)
 
     def cut_off(self, other: str) -> None:
         """Cancel the stream of a peer, if it has not ended yet."""
@@ -282,7 +276,9 @@ class SimulatedExchange(ABC):
 
     def close(self) -> None:
         """End what is left of the streams."""
+        # Their ends here take in nothing more: a break that happened before is noticed later, and
+        # would lose the peer to an exchange that goes on over another stream.
         for stream in [*self.calls.values(), *self.links.values()]:
             self.network.close(stream, self.peer.name)
-            self.peer.forget(stream)
+            self.peer.by_stream.pop(stream, None)
         self.calls.clear()

@@ -1,9 +1,8 @@
 """A swarm of simulated peers: who takes part, and what came of it."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import compress
 from statistics import mean
 from typing import Any, Literal, get_args
@@ -13,17 +12,14 @@ import torch
 from lowcomm_node.data import Dataset
 from lowcomm_node.models.base import Model
 from lowcomm_node.models.evaluation import held_out_loss
-from lowcomm_node.simulation.contents import CONTENTS
-from lowcomm_node.simulation.driver import SimulatedExchange
+from lowcomm_node.simulation.contents import contents_of
 from lowcomm_node.simulation.network import Conditions, Network, SimulatedStream
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.simulation.words import control_bytes
 from lowcomm_node.trainer import transfer
-from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.judging import PLAUSIBLE, Bound
 from lowcomm_protocol.exchange.outer import worst_block_spread
-from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.state import Piece, version_of
@@ -36,10 +32,6 @@ RECORD_LIFETIME = 30.0
 """Seconds that others still believe in a peer that died."""
 PROBE_SECONDS = 0.2
 """Until a peer that is there has answered a probe."""
-
-
-def _contents(peer: SimulatedPeer, one: Underway) -> SimulatedExchange:
-    return CONTENTS[one.kind.name](peer, one)
 
 
 class Mute:
@@ -132,9 +124,8 @@ class Swarm:
         for number, member in enumerate(members):
             name = f"peer-{number}"
             made = liar(kind, member.attack) if member.attack else kind
-            peer = SimulatedPeer(
-                self, name, made(spec, name, dataset, cpu, compiled), member.speed, _contents
-            )
+            replica = made(spec, name, dataset, cpu, compiled)
+            peer = SimulatedPeer(self, name, replica, member.speed, contents_of)
             peer.delay, peer.pauses, peer.attack = member.delay, member.pauses, member.attack
             peer.replica.course = course or peer.replica.course
             self.peers.append(peer)
@@ -292,7 +283,13 @@ def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
                 capture = self.captures[fragment]
                 capture.judge.bound = Bound(math.inf, math.inf)
                 if abs(factor) > PLAUSIBLE:
-                    capture.reduce = partial(_without_ours, capture, capture.reduce)
+                    reduce, me = capture.reduce, capture.me
+
+                    def without_ours(tokens: Mapping[str, int], out: memoryview) -> int:
+                        others = {peer: count for peer, count in tokens.items() if peer != me}
+                        return reduce(others or tokens, out)
+
+                    capture.reduce = without_ours
 
         def contribution(self, phi: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
             if not self._lies():
@@ -305,17 +302,6 @@ def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
             return self.clock.step >= self.spec.run.steps // 4
 
     return Liar
-
-
-def _without_ours(
-    capture: CapturedFragment[Any],
-    reduce: Callable[[Mapping[str, int], memoryview], int],
-    tokens: Mapping[str, int],
-    out: memoryview,
-) -> int:
-    return reduce(
-        {peer: count for peer, count in tokens.items() if peer != capture.me} or tokens, out
-    )
 
 
 @torch.no_grad()

@@ -137,17 +137,18 @@ class ModuloCoder(Coder):
         hashes, codes = self._sent_hashes[here], self._sent_codes[here]
         size = modulo_encode(vector, wanted, first, count, self.bits, own, out, hashes, codes)
         if size < 0:
-            raise self._refuse(first - 1 - size)
+            block = first - 1 - size
+            raise CodecError(f"{self.name}: block {block} is not finite: nothing is sent")
         return size
-
-    def _refuse(self, block: int) -> CodecError:
-        return CodecError(f"{self.name}: block {block} is not finite: nothing is sent")
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
         own, coded = self._known(), _bytes_of(data)
         blocks, end = modulo_check(coded, self.numel, self.bits, self._codes)
         if blocks != self._blocks or coded.size != end + TOTAL or out.size != self.numel:
-            raise self._no_fragment(coded.size)
+            raise CodecError(
+                f"{self.name}: {coded.size} bytes are no fragment of {self.numel} values: drop "
+                "this peer"
+            )
         self._theirs = out
         self._decode(coded, own, out)
         return self._wrapped(coded[end:])
@@ -171,11 +172,6 @@ class ModuloCoder(Coder):
         if not self._bad.any() and self._total(self._hashes, self._bad) != bytes(end):
             self._bad[:] = 1  # two errors that cancel: very rare, so everything comes again
         return np.packbits(self._bad).tobytes() if self._bad.any() else b""
-
-    def _no_fragment(self, size: int) -> CodecError:
-        return CodecError(
-            f"{self.name}: {size} bytes are no fragment of {self.numel} values: drop this peer"
-        )
 
     def resent_sizes(self, blocks: bytes) -> tuple[int, int]:
         flags = self._flags(blocks)

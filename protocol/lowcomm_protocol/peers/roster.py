@@ -216,11 +216,6 @@ class _Silence:
         self.since, self.pause = now, pause
 
 
-def refresh_pause(known: int) -> float:
-    """Seconds of silence before a peer is probed again: longer among many, as probes cost."""
-    return min(LONGEST_REFRESH, REFRESH * max(1.0, known / FEW))
-
-
 class Liveness:
     """One peer's knowledge of the others' signs of life."""
 
@@ -297,7 +292,8 @@ class Liveness:
         self._counted = now
         self._turn = self._turn + 1
         known = list(known)
-        refresh = refresh_pause(len(known))
+        # Longer among many, since each costs a probe.
+        refresh = min(LONGEST_REFRESH, REFRESH * max(1.0, len(known) / FEW))
         old, unknown = list[str](), list[tuple[bool, bytes, str, Sequence[str]]]()
         for peer, places in known:
             heard = self._heard.get(peer)
@@ -307,7 +303,8 @@ class Liveness:
             elif self._is_due(self._silent, peer, now) and (
                 peer in likely or self._is_open(places, now)
             ):
-                unknown.append((peer not in likely, self._lot(peer), peer, places))
+                lot = sha256(f"{self._seed}/{self._turn}/{peer}".encode()).digest()
+                unknown.append((peer not in likely, lot, peer, places))
         chosen = sorted(old, key=self._heard.__getitem__)[:most]
         for peer in chosen:
             self._postpone(peer, now)
@@ -322,10 +319,6 @@ class Liveness:
                 self._crowd(place, now)
             chosen.append(peer)
         return chosen
-
-    def _lot(self, peer: str) -> bytes:
-        """A random order that changes each turn."""
-        return sha256(f"{self._seed}/{self._turn}/{peer}".encode()).digest()
 
     def _is_due(self, kept: "FIFOCache[str, _Silence]", name: str, now: float) -> bool:
         silence = kept.get(name)

@@ -162,7 +162,7 @@ def write_amendment(
         )
     if not 0 <= at <= MAX_STEP:
         raise SpecError(f"Swarm step {at} is not one: expected 0 to {MAX_STEP}.")
-    previous = _digest(chain.links[-1].document) if chain.links else run.run_id
+    previous = sha256(chain.links[-1].document).hexdigest() if chain.links else run.run_id
     complete = _with_admission(SpecTimeline(run.spec, chain).last, settings)
     content = _Document(
         run=run.run_id, number=len(chain.links) + 1, previous=previous, at=at, settings=complete
@@ -210,7 +210,7 @@ def read_chain(data: bytes, creator: str) -> Chain:
         if links and content.at < links[-1].at:
             raise RecordError("Amendments that come into force out of their order are refused.")
         links.append(Amendment(number, content.at, content.settings, document, signature))
-        previous = _digest(document)
+        previous = sha256(document).hexdigest()
     return _chain(run_id, tuple(links))
 
 
@@ -282,10 +282,6 @@ def _read_document(document: bytes) -> _Document:
             "refused."
         ) from None
     return content
-
-
-def _digest(document: bytes) -> str:
-    return sha256(document).hexdigest()
 
 
 def _shortened(value: object) -> str:
