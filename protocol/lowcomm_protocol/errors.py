@@ -1,18 +1,4 @@
-"""The tree of errors.
-
-    LowcommError                 all that we raise on purpose; str(): thing, value, remedy
-    ├── SpecError                a specification that is not valid, or settings that do not fit
-    ├── VersionError             a peer, record or run of another protocol version
-    ├── SignatureError           a signature, fingerprint or peer id that does not match
-    ├── RecordError              a record that is malformed, stale, or lives too long
-    ├── AdmissionError           a peer that may not take part in the run
-    ├── PlanError                a fragment plan that can't be made, or that does not fit a model
-    ├── CodecError               bytes or a vector that a codec can't take
-    ├── ImplausibleError         a contribution that is valid but far from what honest peers send
-    └── ProtocolViolation        a peer did what the protocol does not allow
-
-The node adds its own branches in ``lowcomm_node.errors``.
-"""
+"""Errors and reasons of refusals. The node adds its own errors in ``lowcomm_node.errors``."""
 
 from collections import Counter
 from enum import StrEnum

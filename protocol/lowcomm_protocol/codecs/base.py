@@ -116,20 +116,10 @@ class FixedCodec(ABC):
 
 
 class Coder:
-    """Coding of one fragment at one peer: a codec, and what it remembers from one exchange to the
-    next, which here is nothing.
+    """Coding of one fragment at one peer: a codec, and what it remembers between exchanges.
 
-        expect    how far the vector that is coded next has moved: an estimate of unknown ranges
-        encode    own vector -> bytes; the vector becomes what the others will decode
-        decode    a member's bytes -> vector; which blocks have to be sent again (only of codecs
-                  that decode next to our own vector)
-        resend    the blocks that a member asks for, in more bytes and safe
-        patch     takes them in at the other end
-        settle    nothing more comes or is asked for: the vectors are not needed any more
-        commit    the exchange is applied: keeps what it taught
-
-    Without ``commit`` nothing has happened. One fragment is in one exchange at a time, so a coder
-    holds at most one exchange's scratch. Vectors are flat float32 of ``numel`` values.
+    That is nothing here. Nothing is remembered without ``commit``. One fragment is in one exchange
+    at a time, so a coder holds at most one exchange's scratch. Vectors are flat float32 [numel].
     """
 
     holds_uncoded: ClassVar[bool] = False

@@ -67,7 +67,7 @@ class BlockCodec(FixedCodec):
             padded, before, lost = np.zeros((3, BLOCK), dtype=np.float32)
             padded[:rest] = vector[whole:]
             before[: residual.size - owed.stop] = residual[owed.stop :]
-            size, last = BLOCK if residual.size else 0, self._last()
+            size, last = BLOCK if residual.size else 0, np.zeros(self._size(BLOCK), dtype=np.uint8)
             bad = self.kernels.send(padded, before[:size], lost[:size], rest, last)
             if bad < 0:
                 vector[whole:], out[end:] = padded[:rest], last[: out.size - end]
@@ -83,16 +83,15 @@ class BlockCodec(FixedCodec):
         whole = numel // BLOCK * BLOCK
         return whole, self._size(whole)
 
-    def _last(self) -> Bytes:
-        """Room for one block."""
-        return np.zeros(self._size(BLOCK), dtype=np.uint8)
-
     def _encode(self, vector: Vector, out: Bytes) -> None:
         whole, end = self._cut(vector.size)
         rest = vector.size - whole
         bad = self.kernels.encode(vector[:whole], BLOCK, out[:end])
         if bad < 0 and rest:
-            padded, last = np.zeros(BLOCK, dtype=np.float32), self._last()
+            padded, last = (
+                np.zeros(BLOCK, dtype=np.float32),
+                np.zeros(self._size(BLOCK), dtype=np.uint8),
+            )
             padded[:rest] = vector[whole:]
             padded.flags.writeable = False
             bad = self.kernels.encode(padded, rest, last)
@@ -103,7 +102,7 @@ class BlockCodec(FixedCodec):
     def _decode(self, data: Bytes, out: Vector) -> None:
         whole, end = self._cut(out.size)
         rest = out.size - whole
-        last = self._last()
+        last = np.zeros(self._size(BLOCK), dtype=np.uint8)
         last[: data.size - end] = data[end:]
         last.flags.writeable = False
         bad = self.kernels.check(data[:end])
@@ -124,8 +123,6 @@ class BlockCodec(FixedCodec):
 
 
 # int8
-
-INT8_BYTES = 4 + BLOCK
 
 INT8_LARGEST_SCALE = np.float32(66052.0 * 2.0**105)
 """The largest float32 divided by 127, rounded to 17 significant bits: 127 times it is finite."""
@@ -169,12 +166,10 @@ class Int8(BlockCodec):
 
     name = "int8"
     head, bits = 4, 8
-    kernels = loops(_int8_code, _int8_holds, _int8_restore, INT8_BYTES)
+    kernels = loops(_int8_code, _int8_holds, _int8_restore, 4 + BLOCK)
 
 
 # e3m0
-
-E3M0_BYTES = 4 + BLOCK // 2
 
 E3M0_LARGEST_SCALE = np.float32((2.0 - 2.0**-23) * 2.0**123)
 """The largest float32 divided by 16."""
@@ -245,12 +240,10 @@ class E3m0(BlockCodec):
 
     name = "e3m0"
     head, bits = 4, 4
-    kernels = loops(_e3m0_code, _e3m0_holds, _e3m0_restore, E3M0_BYTES)
+    kernels = loops(_e3m0_code, _e3m0_holds, _e3m0_restore, 4 + BLOCK // 2)
 
 
 # q2
-
-Q2_BYTES = 2 + BLOCK // 4
 
 Q2_LARGEST_SCALE = np.float32(146.0 * 2.0**119)
 """The largest bf16 of which 3.5 times is finite in float32."""
@@ -330,7 +323,7 @@ def _q2_code(
 
 @part
 def _q2_holds(data: Bytes, at: Any) -> Any:
-    return short_block_holds(data, at, Q2_BYTES, Q2_LARGEST_SCALE)
+    return short_block_holds(data, at, 2 + BLOCK // 4, Q2_LARGEST_SCALE)
 
 
 @part
@@ -367,7 +360,7 @@ class Q2(BlockCodec):
 
     name = "q2"
     head, bits = 2, 2
-    kernels = loops(_q2_code, _q2_holds, _q2_restore, Q2_BYTES, _q2_sent)
+    kernels = loops(_q2_code, _q2_holds, _q2_restore, 2 + BLOCK // 4, _q2_sent)
 
 
 INT8, E3M0, Q2_CODEC = Int8(), E3m0(), Q2()

@@ -1,13 +1,5 @@
 """Coding of one fragment for reduce-scatter and all-gather. Every member of a group owns a shard.
 
-    encode    own vector -> a code for each other owner; the vector becomes what owners decode,
-              our own shard included
-    decode    a member's contribution to our shard, or an owner's mean of its shard
-    reduce    the mean of our shard -> its code; the mean becomes what all members decode, ours
-              included
-    commit    these shards are applied: keeps their coding errors for the next time; without it
-              nothing has happened
-
 With ``feedback`` a coder has two residuals: what coding has lost of our contributions, and of the
 means that we sent as an owner. Each is added to what is coded next (error feedback: Seide et al.,
 Interspeech 2014; Karimireddy et al., 1901.09847), within bounds (docs/codecs.md), so what can be
