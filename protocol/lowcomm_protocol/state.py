@@ -211,10 +211,7 @@ def read_manifest(data: bytes, form: StateForm) -> pb.Manifest:
             lengths != (count, count, len(form.pieces)),
             "a manifest of other fragments or pieces than the plan's",
         ),
-        (
-            any(len(digest) != _DIGEST for digest in every),
-            "a manifest with digests that are none",
-        ),
+        (any(len(digest) != _DIGEST for digest in every), "a manifest with digests that are none"),
     )
     for applies, fault in faults:
         if applies:

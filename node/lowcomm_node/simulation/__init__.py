@@ -12,11 +12,4 @@ from lowcomm_node.simulation.network import Conditions
 from lowcomm_node.simulation.swarm import ATTACKS, Member, Result, simulate
 from lowcomm_node.trainer.replica import Replica
 
-__all__ = [
-    "ATTACKS",
-    "Conditions",
-    "Member",
-    "Replica",
-    "Result",
-    "simulate",
-]
+__all__ = ["ATTACKS", "Conditions", "Member", "Replica", "Result", "simulate"]

@@ -244,14 +244,7 @@ def modulo_check(data: Bytes, numel: int, bits: int, codes: Any) -> tuple[int, i
 
 @kernel
 def modulo_decode(
-    data: Bytes,
-    own: Vector,
-    first: int,
-    count: int,
-    bits: int,
-    out: Vector,
-    hashes: Any,
-    bad: Any,
+    data: Bytes, own: Vector, first: int, count: int, bits: int, out: Vector, hashes: Any, bad: Any
 ) -> Any:
     """Decode blocks that `modulo_check` has passed, next to ``own``; the bytes read.
 

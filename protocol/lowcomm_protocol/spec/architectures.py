@@ -254,7 +254,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "logits_scaling": _factor(1.0),
                 "residual_multiplier": _factor(1.0),
                 "attention_multiplier": _factor(1.0),
-            },
+            }
         ),
         "starcoder2": _LAYER_NORMED(
             more={
@@ -288,10 +288,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             inner="n_inner",
             inner_times=4,
             context="n_positions",
-            more={
-                "layer_norm_epsilon": _epsilon(1e-5),
-                "scale_attn_by_inverse_layer_idx": _FLAG,
-            },
+            more={"layer_norm_epsilon": _epsilon(1e-5), "scale_attn_by_inverse_layer_idx": _FLAG},
             tied=True,
             fused=True,
             turned=True,

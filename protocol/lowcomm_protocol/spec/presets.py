@@ -103,8 +103,7 @@ PRESETS: Table[Preset] = Table(
             _NOLOCO | {"outer_lr": 1.0, "momentum": 0.0, "pairing": "hypercube"},
         ),
         "diloco": Preset(
-            "a group of up to 8 averages the whole model every interval, in full precision",
-            _DILOCO,
+            "a group of up to 8 averages the whole model every interval, in full precision", _DILOCO
         ),
         "streaming-diloco": Preset(
             "swarms of up to 32 average a quarter of the model at a time, in 2 bits: nearest to a "

@@ -14,13 +14,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Self, cast, get_args
 
-from pydantic import (
-    Field,
-    SerializeAsAny,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity, verify
