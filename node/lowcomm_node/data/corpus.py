@@ -10,15 +10,15 @@ import json
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 from lowcomm_node.data import documents
 from lowcomm_node.data.documents import JSONL, TEXT, Document, ReadProgress
-from lowcomm_node.data.stories import NAME, StoryCorpus
+from lowcomm_node.data.stories import HELD_OUT_EVERY, NAME, STORIES, tell
 from lowcomm_node.errors import ConfigError, DataError
 
 PYTHON_BYTES = 12 << 20
@@ -30,54 +30,68 @@ _HELD_OUT_DOCUMENTS = 100
 
 
 @dataclass(frozen=True)
-class PythonCorpus:
-    """Source text of Python's standard library; every 20th file, by name, is held out."""
+class BuiltinCorpus:
+    """Text that every installation has, in memory."""
 
-    root: Path
-    name: str = "builtin:python"
-    origin: str = "builtin:python"
+    name: str
+    version: str
+    texts: Sequence[Document]
+
+    @property
+    def origin(self) -> str:
+        return self.name
 
     def fingerprint(self) -> str:
-        sizes = [(name, path.stat().st_size) for name, path in self._files]
-        return _digest(["python", platform.python_version(), sizes])
+        return self.version
 
     @property
     def size(self) -> int:
-        return sum(path.stat().st_size for _, path in self._files)
+        return sum(len(document.text) for document in self.texts)
 
     def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
         reading = reading or ReadProgress()
-        for name, path in self._files:
-            reading.at(path.stat().st_size, is_end=True)
-            yield Document(path.read_bytes(), _hash(name.encode()) % _HELD_OUT_FILES == 0)
+        for document in self.texts:
+            reading.at(len(document.text), is_end=True)
+            yield document
 
-    @cached_property
-    def _files(self) -> list[tuple[str, Path]]:
-        files: list[tuple[str, Path]] = []
-        total = 0
-        for name, path in sorted(self._sources()):
-            total += path.stat().st_size
-            if total > PYTHON_BYTES:
-                break
-            files.append((name, path))
-        if not files:
-            raise DataError(
-                f"{self.root} holds no source text of Python: name a text of your own with --data "
-                "PATH."
-            )
-        return files
 
-    def _sources(self) -> Iterator[tuple[str, Path]]:
-        """The library's files, but those that hold paths of this machine: equal Pythons have equal
-        text. Folders of other packages can be far larger."""
-        for folder, folders, files in os.walk(self.root):
-            folders[:] = [name for name in folders if name not in _SKIPPED]
-            for file in files:
-                path = Path(folder, file)
-                name = path.relative_to(self.root).as_posix()
-                is_local = file.startswith("_sysconfigdata") or name.startswith("config-")
-                if file.endswith(".py") and not is_local:
-                    yield name, path
+def python_corpus(root: Path) -> BuiltinCorpus:
+    """Source text of Python's standard library; every 20th file, by name, is held out.
+
+    Left out are other packages, and files that hold paths of this machine: equal Pythons have equal
+    text. Raises DataError.
+    """
+    paths: dict[str, Path] = {}
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _SKIPPED]
+        for path in (Path(folder, file) for file in files if file.endswith(".py")):
+            name = path.relative_to(root).as_posix()
+            if not path.name.startswith("_sysconfigdata") and not name.startswith("config-"):
+                paths[name] = path
+    texts: list[Document] = []
+    sizes: list[tuple[str, int]] = []
+    total = 0
+    for name in sorted(paths):
+        text = paths[name].read_bytes()
+        total += len(text)
+        if total > PYTHON_BYTES:
+            break
+        sizes.append((name, len(text)))
+        texts.append(Document(text, _hash(name.encode()) % _HELD_OUT_FILES == 0))
+    if not texts:
+        raise DataError(
+            f"{root} holds no source text of Python: name a text of your own with --data PATH."
+        )
+    version = _digest(["python", platform.python_version(), sizes])
+    return BuiltinCorpus("builtin:python", version, texts)
+
+
+@cache
+def story_corpus() -> BuiltinCorpus:
+    """All stories; every 20th is held out."""
+    texts = [tell(number).encode() for number in range(STORIES)]
+    documents = [Document(text, number % HELD_OUT_EVERY == 0) for number, text in enumerate(texts)]
+    return BuiltinCorpus(NAME, hashlib.sha256(b"".join(texts)).hexdigest(), documents)
 
 
 @dataclass(frozen=True)
@@ -141,16 +155,16 @@ class FileCorpus:
         return read(self.files, self.field, reading)
 
 
-Corpus = PythonCorpus | FileCorpus | StoryCorpus
+Corpus = BuiltinCorpus | FileCorpus
 
 
 def open_corpus(source: str, field: str = "text") -> Corpus:
     """``builtin:python``, ``builtin:stories``, or a file, folder or glob of one kind. ``text:``,
     ``jsonl:`` or ``parquet:`` before it selects the kind. Raises ConfigError."""
     if source == "builtin:python":
-        return PythonCorpus(Path(sysconfig.get_path("stdlib")))
+        return python_corpus(Path(sysconfig.get_path("stdlib")))
     if source == NAME:
-        return StoryCorpus()
+        return story_corpus()
     if source == "local":
         raise ConfigError(
             "This run leaves the text to each owner: name a file, folder or glob with --data PATH."

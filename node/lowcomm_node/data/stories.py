@@ -10,14 +10,10 @@ choices come from SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorand
 generators", 2014), not from a library's generator.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
-
-from lowcomm_node.data.documents import Document, ReadProgress
 
 T = TypeVar("T")
 
@@ -250,32 +246,6 @@ def tell(number: int) -> str:
 def count_rules() -> int:
     """How many texts the grammar has to choose from."""
     return sum(map(len, RULES.values())) + len(TROUBLES) + len(CHARACTERS)
-
-
-@cache
-def _all() -> tuple[str, ...]:
-    return tuple(map(tell, range(STORIES)))
-
-
-@dataclass(frozen=True)
-class StoryCorpus:
-    """All stories as a source of text."""
-
-    name: str = NAME
-    origin: str = NAME
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256("".join(_all()).encode()).hexdigest()
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, _all()))  # all characters are ASCII
-
-    def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
-        for number, story in enumerate(_all()):
-            if reading is not None:
-                reading.at(len(story), is_end=True)
-            yield Document(story.encode(), number % HELD_OUT_EVERY == 0)
 
 
 @cache

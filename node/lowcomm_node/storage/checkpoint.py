@@ -57,8 +57,7 @@ class PartFile(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     part: Annotated[str, Field(pattern=_PART)]
-    size: Annotated[int, Field(ge=0, lt=1 << 63)]
-    """Bytes."""
+    size: Annotated[int, Field(ge=0, lt=1 << 63)]  # bytes
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
     @property
@@ -74,8 +73,7 @@ class CheckpointInfo(BaseModel):
 
     path: Path
     step: int
-    created_at: Annotated[float, Field(ge=0, lt=_END_OF_TIME)]
-    """Seconds since the epoch."""
+    created_at: Annotated[float, Field(ge=0, lt=_END_OF_TIME)]  # seconds since the epoch
     parts: Annotated[list[PartFile], Field(alias="files")]
     meta: dict[str, Any]
 

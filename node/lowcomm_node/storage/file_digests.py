@@ -15,8 +15,7 @@ BLOCK = 1024 * 1024
 class FileDigests:
     """SHA-256 of a file, and of its pieces of `PIECE_BYTES`."""
 
-    size: int
-    """Bytes."""
+    size: int  # bytes
     sha256: bytes
     pieces: tuple[bytes, ...]
 

@@ -160,12 +160,10 @@ def new_folder(path: Path, size: int | None = None) -> Iterator[Path]:
 
 def read_small(path: Path, limit: int) -> bytes:
     """A small file of ours; empty if it is missing or too large."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except OSError:
-        return b""
-    return data if len(data) <= limit else b""
+    with suppress(OSError), path.open("rb") as file:
+        data = file.read(limit + 1)
+        return data if len(data) <= limit else b""
+    return b""
 
 
 def load_or_create_identity(path: Path) -> Identity:

@@ -69,11 +69,9 @@ class StoredSnapshot:
     path: Path
     swarm_step: int
     made: float
-    took: float
-    """Seconds."""
+    took: float  # seconds
     users: int = 0
-    left: float = field(default_factory=monotonic)
-    """When its last user let go of it."""
+    left: float = field(default_factory=monotonic)  # when its last user let go of it
 
     @property
     def name(self) -> bytes:

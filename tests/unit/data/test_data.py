@@ -24,7 +24,7 @@ import lowcomm_node.data.documents as documents_module
 import lowcomm_node.data.shards as shards_module
 from helpers.disk import PowerLoss, is_killed_at, on_small_disk
 from lowcomm_node.data import Split, open_data, open_tokenizer
-from lowcomm_node.data.corpus import Document, PythonCorpus, open_corpus
+from lowcomm_node.data.corpus import Document, open_corpus, python_corpus
 from lowcomm_node.data.documents import (
     OTHER_JSON,
     TABLE,
@@ -350,13 +350,13 @@ def test_python_source_is_split_by_name_and_holds_nothing_of_this_machine(tmp_pa
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {name}\n")
-    documents = list(PythonCorpus(tmp_path).documents())
+    documents = list(python_corpus(tmp_path).documents())
     check_splits(documents, [f"# {name}\n".encode() for name in sorted(names)])
     assert 3 < sum(document.held_out for document in documents) < 25
     for name in names:
         (tmp_path / name).write_text(f"# {name}, changed\n")
     shutil.copytree(tmp_path, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("elsewhere"))
-    again = list(PythonCorpus(tmp_path / "elsewhere").documents())
+    again = list(python_corpus(tmp_path / "elsewhere").documents())
     assert [document.held_out for document in again] == [
         document.held_out for document in documents
     ], "neither an edit nor another folder moves a file to the other side"
