@@ -263,7 +263,7 @@ class Puppet(Peer):
 
     async def answer(self, peer: str, stream: CalleeStream) -> None:
         self.calls.put_nowait((peer, stream))
-        await stream.wait_dropped()
+        await stream.dropped.wait()
 
     def offer(self, **changes: Any) -> Offer:
         """What it brings."""

@@ -62,7 +62,7 @@ Handler = Callable[[str, CalleeStream], Awaitable[None]]
 
 
 async def _hold(peer: str, stream: CalleeStream) -> None:
-    await stream.wait_dropped()
+    await stream.dropped.wait()
 
 
 class Callee:

@@ -50,10 +50,6 @@ class EntryPoint:
         """Whether it is short enough for a record. A longer one would make the record invalid."""
         return len(str(self)) <= MAX_MULTIADDRESS
 
-    def to_bytes(self) -> bytes:
-        """The address as p2pd's bytes. p2pd refuses hivemind's own encoding of a relay's id."""
-        return encode(self.dial)
-
     def __str__(self) -> str:
         return f"{self.dial}/p2p/{self.peer_id}"
 
@@ -176,7 +172,7 @@ def also_over_quic(entries: Sequence[EntryPoint]) -> list[EntryPoint]:
 
 
 def encode(dial: str) -> bytes:
-    """The bytes of an address that ``parse_entry_point`` accepts."""
+    """The bytes of an address for p2pd, which refuses hivemind's own encoding of a relay's id."""
     from lowcomm_node.net.hivemind_parts import Multiaddr
 
     place, _, relay = dial.removesuffix(CIRCUIT).partition("/p2p/")

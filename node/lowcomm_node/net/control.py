@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import base58
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.addresses import EntryPoint, decode
+from lowcomm_node.net.addresses import EntryPoint, decode, encode
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import Tasks, endure
 
@@ -97,7 +97,7 @@ class Control:
             "connect",
             seconds,
             peer=base58.b58decode(peer_id),
-            addrs=[entry.to_bytes() for entry in entries],
+            addrs=[encode(entry.dial) for entry in entries],
             timeout=max(1, round(seconds)),
         )
 

@@ -199,7 +199,7 @@ class Pipes:
         self._token = secrets.token_hex(8)
         self._numbers = count(1)
         self._outgoing: set[Outgoing] = set()
-        self._incoming: dict[str, IncomingStream] = {}
+        self.incoming: dict[str, IncomingStream] = {}
         """By the name of the unix socket that connects it to the server."""
         self._shares = Shares()
         self._tasks = Tasks()
@@ -222,17 +222,13 @@ class Pipes:
         self._outgoing.add(outgoing)
         return outgoing
 
-    def incoming(self, name: str) -> IncomingStream | None:
-        """The stream behind a caller's unix socket; None: it is not one of ours."""
-        return self._incoming.get(name)
-
     def called_from(self, peer_id: str) -> str:
         """The address of the newest stream that a peer has opened to us; empty if there is none."""
         return next((one.address for one in reversed(self._of(peer_id))), "")
 
     def statistics(self) -> dict[str, int]:
         """What ``status`` shows."""
-        return {"open": len(self._incoming), "refused": self.refused}
+        return {"open": len(self.incoming), "refused": self.refused}
 
     async def close(self) -> None:
         """End all streams, and take no more."""
@@ -241,7 +237,7 @@ class Pipes:
         await asyncio.gather(self._tasks.cancel(), *ending, return_exceptions=True)
 
     def _of(self, peer_id: str) -> list[IncomingStream]:
-        return [one for one in self._incoming.values() if one.peer_id == peer_id]
+        return [one for one in self.incoming.values() if one.peer_id == peer_id]
 
     async def _open(self, peer_id: str, entry_points: Sequence[str]) -> OpenStream:
         try:
@@ -276,14 +272,14 @@ class Pipes:
     def _take(self, stream: OpenStream) -> None:
         incoming = IncomingStream(stream.peer_id, stream.address)
         # libp2p lets anybody open streams, so they are bounded before a task begins.
-        free = MAX_INCOMING - len(self._incoming)
+        free = MAX_INCOMING - len(self.incoming)
         is_full = free <= 0 or not self._shares.has_room(incoming.place, free)
         if self._closed or is_full or len(self._of(stream.peer_id)) >= MAX_OF_PEER:
             self.refused += 1
             stream.socket.close()
             return
         name = f"lowcomm.{self._token}.in.{next(self._numbers)}"
-        self._incoming[name] = incoming
+        self.incoming[name] = incoming
         self._shares.take(incoming.place)
         self._tasks.start(self._serve(name, incoming, stream.socket))
 
@@ -305,7 +301,7 @@ class Pipes:
             log.debug("tunnel.ended", peer=incoming.peer_id, reason=reason)
         finally:
             self._shares.give_back(incoming.place)
-            del self._incoming[name]
+            del self.incoming[name]
 
 
 async def _is_taken(stream: socket.socket) -> bool:

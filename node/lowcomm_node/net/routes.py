@@ -114,13 +114,6 @@ class _RouteState:
     """When it may be tried again while another route is open."""
     reason: str = ""
 
-    def fail(self, now: float, reason: str) -> None:
-        self.phase = _Phase.CLOSED
-        self.failed = now
-        self.reason = reason
-        self.due = now + min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
-        self.failures += 1
-
 
 class RouteChoice:
     """Chooses among the routes to one peer."""
@@ -170,7 +163,10 @@ class RouteChoice:
 
     def failed(self, route: Route, now: float, reason: str) -> None:
         """An attempt failed."""
-        self._states[route].fail(now, reason)
+        state = self._states[route]
+        state.phase, state.failed, state.reason = _Phase.CLOSED, now, reason
+        state.due = now + min(FIRST_PAUSE * 2**state.failures, LONGEST_PAUSE)
+        state.failures += 1
 
     def dropped(self, route: Route) -> None:
         """An attempt was abandoned because another route is open."""
@@ -183,7 +179,7 @@ class RouteChoice:
         if state.phase is not _Phase.OPEN:
             return
         if now - state.opened < FLAP:
-            state.fail(now, reason)
+            self.failed(route, now, reason)
             state.failed = float("-inf")  # where no other is open, it is better than none
             return
         state.phase, state.failures, state.due, state.reason = _Phase.CLOSED, 0, now, ""

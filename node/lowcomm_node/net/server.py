@@ -250,7 +250,7 @@ class ExchangeService:
         if kind in _INTERNET:
             host = unquote(name).rpartition(":")[0].strip("[]").partition("%")[0]
             return _Origin(str(number_of(host)))
-        incoming = self._pipes.incoming(unquote(name)) if self._pipes is not None else None
+        incoming = self._pipes.incoming.get(unquote(name)) if self._pipes is not None else None
         if incoming is None:
             return _Origin("", is_local=True)
         return _Origin(incoming.place, incoming)

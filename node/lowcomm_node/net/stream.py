@@ -199,7 +199,8 @@ class CalleeStream:
         self._context = context
         self._meter = meter or Meter()
         self.place = place
-        self._dropped = asyncio.Event()
+        self.dropped = asyncio.Event()
+        """Set when this end is cancelled."""
 
     async def send(self, frame: Message | ChunkFrame) -> None:
         try:
@@ -234,11 +235,7 @@ class CalleeStream:
 
     def cancel(self) -> None:
         # The handler notices, and aborts the call.
-        self._dropped.set()
-
-    async def wait_dropped(self) -> None:
-        """Wait until this end is cancelled."""
-        await self._dropped.wait()
+        self.dropped.set()
 
 
 def _we_are_cancelled() -> bool:

@@ -8,7 +8,7 @@ from time import monotonic, time
 
 from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.dht.hivemind import Discovery
-from lowcomm_node.net.endpoint import Endpoint
+from lowcomm_node.net.channels import Endpoint
 from lowcomm_node.node.entry import Departure
 from lowcomm_node.node.messages import Ready
 from lowcomm_node.node.supervisor import Supervisor

@@ -12,7 +12,8 @@ from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.files import FileDownload, Provider, VerifiedFiles
 from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.net.addresses import by_peer
-from lowcomm_node.net.endpoint import Endpoint
+from lowcomm_node.net.channels import Endpoint
+from lowcomm_node.net.congestion import CongestionWatch
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.node.entry import GOODBYE_DEADLINE, Entry
 from lowcomm_node.node.messages import Ready, WriteSnapshot
@@ -26,7 +27,7 @@ from lowcomm_node.swarm.membership import Listeners, Membership
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.release import release
-from lowcomm_node.system.tasks import Tasks
+from lowcomm_node.system.tasks import Tasks, endure
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -169,7 +170,8 @@ class Run:
         warn = board.warning(WarningCode.DEFECT)
         self._tasks.start(membership.run())
         self._tasks.start(self._state.availability.run(warn))
-        self._tasks.start(self.endpoint.watch(board.tell, warn))
+        watch = CongestionWatch(board.tell).run
+        self._tasks.start(endure("lossy connections stay as they are", watch, warn))
         return membership
 
     def _describe_ourselves(self) -> Told:

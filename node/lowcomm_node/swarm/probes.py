@@ -84,10 +84,6 @@ class Asker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the stream."""
         self._stream.socket.close()
 
     async def look(self, clock: Callable[[], float] = time) -> tuple[Seen, float]:
@@ -122,7 +118,8 @@ class Asker:
                 await send_message(self._stream.socket, probe.SerializeToString())
                 data = await read_message(self._stream.socket, MAX_MESSAGE)
         except BaseException as error:
-            self.close()  # a late answer would be taken for that to the next question
+            # A late answer would be taken for that to the next question.
+            self._stream.socket.close()
             if isinstance(error, TimeoutError):
                 raise LinkLost(f"did not answer within {seconds:.0f} s") from None
             raise
@@ -212,9 +209,11 @@ class Prober:
                 return pb.Probed(seen=pb.Seen(address=address, time_ms=now, entry_points=own))
             case "keep":
                 if self._keep is None:
-                    return _refused("is a node: only bootstrap servers keep runs of others")
+                    return pb.Probed(
+                        refused="is a node: only bootstrap servers keep runs of others"
+                    )
                 if not self._calls.take(caller, 1, self._clock()):
-                    return _refused("runs were asked for too often: ask again in an hour")
+                    return pb.Probed(refused="runs were asked for too often: ask again in an hour")
                 place = None if probe.keep.only_tell else place_in(address)
                 return pb.Probed(
                     kept=(await self._keep(probe.keep.run_id.hex(), place)).to_message()
@@ -222,21 +221,17 @@ class Prober:
             case "dial_back":
                 return await self._dial_back(probe.dial_back, host, caller)
             case kind:
-                return _refused(f"answers no {kind}")
+                return pb.Probed(refused=f"answers no {kind}")
 
     async def _dial_back(self, message: pb.DialBack, host: str | None, caller: str) -> pb.Probed:
         targets = read_dial_back(message)
         if host is None:
-            return _refused("you come through a relay: your own address is not seen")
+            return pb.Probed(refused="you come through a relay: your own address is not seen")
         if not self._calls.take(caller, len(targets), self._clock()):
-            return _refused("too many calls were asked for: ask again in an hour")
+            return pb.Probed(refused="too many calls were asked for: ask again in an hour")
         async with self._dialing:
             calls = (self._dial(host, message.peer_id, target) for target in targets)
             return pb.Probed(dialed_back=pb.DialedBack(reached=await asyncio.gather(*calls)))
-
-
-def _refused(reason: str) -> pb.Probed:
-    return pb.Probed(refused=reason)
 
 
 # calling back

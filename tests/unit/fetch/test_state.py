@@ -198,7 +198,7 @@ async def test_a_donor_that_can_not_be_called_or_falls_silent_is_left_for_anothe
         dead.port = 1
 
         async def say_nothing(peer, stream) -> None:
-            await stream.wait_dropped()
+            await stream.dropped.wait()
 
         silent.callee.fetching = say_nothing
         joiner = Joiner(

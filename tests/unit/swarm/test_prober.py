@@ -130,7 +130,6 @@ async def test_a_caller_holds_a_few_streams_at_most():
             await asker.look()
         with pytest.raises(LinkLost):
             await askers[-1].look()
-        askers[0].close()
         made.asker.opened[0].close()
 
         async def is_let_in() -> bool:
@@ -143,7 +142,7 @@ async def test_a_caller_holds_a_few_streams_at_most():
 
         await until_async(is_let_in, 30, "a stream that has ended makes room")
         for asker in askers:
-            asker.close()
+            asker.__exit__()
 
 
 @pytest.mark.parametrize(
