@@ -317,7 +317,7 @@ class ExchangeDriver(ABC):
         link = self.links[peer]
         if peer not in self.one.partners:
             raise ProtocolViolation("called us where the exchange could not take it")
-        waiting = {asyncio.create_task(stream.dropped.wait())}
+        waiting: set[asyncio.Task[Any]] = {asyncio.create_task(stream.dropped.wait())}
         try:
             # The effects of its call are tasks, which have not begun yet: our acceptance goes
             # first.
