@@ -243,7 +243,7 @@ def track(
     tracked = tracked_of(folder, fingerprint, settings.name or "")
     written = SINKS[sink](to, tracked)
     positions = Paths(folder).tracked(fingerprint)
-    tracker = Tracker(Journal(path), written, tracked.step_tokens, positions, sink)
+    tracker = Tracker(Journal(path), written, positions, sink)
     named = f"{tracked.run}@{fingerprint}"
     warn = partial(print, file=sys.stderr, flush=True)
     if follow:

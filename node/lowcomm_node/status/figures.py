@@ -170,6 +170,7 @@ class Sample:
     waited: float | None = _column(WAITED)
     learning_rate: float | None = _column("lowcomm_learning_rate")
     claimed_loss: float | None = _column(CLAIMED_LOSS)
+    worst_block: float | None = _column(WORST_BLOCK)
     release: str | None = None
     releases: str | None = None
     """Releases that other peers claim, with their numbers, such as `0.2.0 (3), 0.1.0 (1)`."""

@@ -285,12 +285,9 @@ class Journal:
         which = "name LIKE ? ORDER BY id DESC LIMIT ?"
         return list(self._notices(which, name, min(limit, MOST)))[::-1]
 
-    def after(self, time: float, limit: int = MOST) -> list[Notice | Sample]:
-        """Up to ``limit`` notices and samples behind a time (Unix seconds), oldest first."""
-        notices = self._notices("time > ? ORDER BY time LIMIT ?", time, limit)
-        samples = self._samples("samples WHERE time > ? ORDER BY time LIMIT ?", time, limit)
-        rows = [*notices, *samples]
-        return sorted(rows, key=lambda row: row.time)[:limit]
+    def samples_after(self, time: float, limit: int = MOST) -> list[Sample]:
+        """Up to ``limit`` samples behind a time (Unix seconds), oldest first."""
+        return self._samples("samples WHERE time > ? ORDER BY time LIMIT ?", time, limit)
 
     def samples(self, since: float = 0.0, most: int = MOST) -> list[Sample]:
         """At most ``most`` samples since a time (Unix seconds), evenly thinned, oldest first."""

@@ -18,13 +18,11 @@ from typing import Any, BinaryIO
 from pydantic import TypeAdapter
 
 from lowcomm_node.errors import ConfigError, RetryLater
-from lowcomm_node.node.messages import Evaluated
 from lowcomm_node.status import figures
-from lowcomm_node.status.figures import PERSISTENT, SAMPLED, Sample
+from lowcomm_node.status.figures import PERSISTENT, SAMPLED
 from lowcomm_node.status.journal import Journal
 from lowcomm_node.storage.files import disk_full_error, folder_lock, read_small, write_atomic
 from lowcomm_node.storage.paths import Paths, absolute
-from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.command import install
 from lowcomm_node.system.units import clean, short_peer
 from lowcomm_protocol.errors import LowcommError
@@ -46,8 +44,8 @@ LOSSES = (figures.TRAINING_LOSS, figures.HELD_OUT)
 WAITING = "lowcomm_waiting_ratio"
 """Share of the trainer's time since the previous point in which training waited. Prometheus divides
 the two counters instead."""
-AT_EVENTS = (figures.HELD_OUT, figures.CLAIMED_LOSS)
-"""Columns of samples that are not tracked: a held-out loss comes with its evaluation."""
+AT_CHANGES = (figures.HELD_OUT, figures.WORST_BLOCK)
+"""Figures of an evaluation and of merges: a point has them where they are new."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +59,6 @@ class Tracked:
     """Display name."""
     settings: Mapping[str, str | int | float | bool]
     """Of the specification as it was signed, by names such as ``sync.method``."""
-    step_tokens: int | None = None
-    """Tokens of an inner step, where the specification is known."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,6 @@ def tracked_of(home: Path, fingerprint: str, name: str = "") -> Tracked:
         peer_id=peer_id or home.name,
         node=clean(name) or short_peer(peer_id) or home.name,
         settings=dict(settings_of(signed.spec.model_dump(mode="json"))) if signed else {},
-        step_tokens=signed.spec.tokens_per_step if signed else None,
     )
 
 
@@ -124,71 +119,54 @@ class TrackerPosition:
     """How far a sink is, and what the next point depends on."""
 
     time: float = 0.0
-    """Of the last row (Unix seconds)."""
+    """Of the last sample (Unix seconds)."""
     points: int = 0
     """Points so far."""
     step: int | None = None
     """Swarm step of the last sample: a node that does not train adds no points."""
     counts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Of each count the last value, and its sum over all starts."""
+    """Of each count the last value, and its sum over all starts of the node."""
+    changes: Mapping[str, float] = field(default_factory=dict)
+    """Last values of ``AT_CHANGES``."""
     kept: Mapping[str, Any] = field(default_factory=dict)
     """What the sink needs to go on."""
 
 
 def next_batch(
-    journal: Journal, position: TrackerPosition, step_tokens: int | None = None
+    journal: Journal, position: TrackerPosition
 ) -> tuple[list[TrackedPoint], TrackerPosition]:
-    """Read what comes behind a position, and the position behind that.
-
-    ``step_tokens``: tokens of an inner step, where that is known.
-    """
+    """Read what comes behind a position, and the position behind that."""
     points: list[TrackedPoint] = []
-    for row in journal.after(position.time, MOST):
-        position = replace(position, time=row.time)
-        step, tokens, values = None, None, dict[str, float]()
-        if isinstance(row, Sample):
-            step, tokens = row.swarm_step, row.tokens
-            values, position = _take_sample(row, position)
-        elif isinstance(event := row.event, Evaluated) and event.loss is not None:
-            step, values = event.swarm_step, {figures.HELD_OUT: event.loss}
-            tokens = event.steps * step_tokens if step_tokens else None
-        elif isinstance(event, ExchangeEnded) and event.worst_block is not None:
-            step, values = event.swarm_step, {figures.WORST_BLOCK: event.worst_block}
-        if step is None or not values:
-            continue
-        axes = {figures.SWARM_STEP: float(step)} | (
-            {} if tokens is None else {figures.TOKENS: float(tokens)}
+    for sample in journal.samples_after(position.time, MOST):
+        counts, values = dict(position.counts), dict[str, float]()
+        for column, figure in SAMPLED.items():
+            value = getattr(sample, column)
+            if value is None or figure == figures.CLAIMED_LOSS:
+                continue
+            if "_total" in figure and figure not in PERSISTENT:
+                last, total = counts.get(figure, (0.0, 0.0))
+                total += value - last if value >= last else value
+                counts[figure] = (float(value), total)
+                value = total
+            values[figure] = float(value)
+        waited, computing = (
+            counts.get(name, (0.0, 0.0))[1] - position.counts.get(name, (0.0, 0.0))[1]
+            for name in (figures.WAITED, figures.COMPUTING)
         )
-        number = position.points
-        points.append(TrackedPoint(row.time, number, step, tokens, axes | values))
-        position = replace(position, points=number + 1)
+        if waited + computing > 0:
+            values[WAITING] = waited / (waited + computing)
+        changes = {name: values[name] for name in AT_CHANGES if name in values}
+        old = [name for name, value in changes.items() if position.changes.get(name) == value]
+        for name in old:
+            del values[name]
+        step, number = sample.swarm_step, position.points
+        if step is not None and (step != position.step or len(old) < len(changes)):
+            points.append(TrackedPoint(sample.time, number, step, sample.tokens, values))
+            number += 1
+        position = replace(
+            position, time=sample.time, points=number, step=step, counts=counts, changes=changes
+        )
     return points, position
-
-
-def _take_sample(
-    sample: Sample, position: TrackerPosition
-) -> tuple[dict[str, float], TrackerPosition]:
-    """Values of a sample, if it is worth a point. Counts go on over all starts of the node."""
-    counts, values = dict(position.counts), dict[str, float]()
-    for column, figure in SAMPLED.items():
-        value = getattr(sample, column)
-        if value is None or figure in AT_EVENTS:
-            continue
-        if "_total" in figure and figure not in PERSISTENT:
-            last, total = counts.get(figure, (0.0, 0.0))
-            total += value - last if value >= last else value
-            counts[figure] = (float(value), total)
-            value = total
-        values[figure] = float(value)
-    waited, computing = (
-        counts.get(name, (0.0, 0.0))[1] - position.counts.get(name, (0.0, 0.0))[1]
-        for name in (figures.WAITED, figures.COMPUTING)
-    )
-    if waited + computing > 0:
-        values[WAITING] = waited / (waited + computing)
-    is_new = sample.swarm_step != position.step
-    position = replace(position, counts=counts, step=sample.swarm_step)
-    return values if is_new else {}, position
 
 
 # --- Sinks ----------------------------------------------------------------------------------------
@@ -364,13 +342,10 @@ SINKS: Table[Callable[[str | None, Tracked], Sink]] = Table(
 class Tracker:
     """One journal and one sink, with a file of the position, written whole after each delivery."""
 
-    def __init__(
-        self, journal: Journal, sink: Sink, step_tokens: int | None, folder: Path, name: str
-    ) -> None:
+    def __init__(self, journal: Journal, sink: Sink, folder: Path, name: str) -> None:
         """``folder`` has the position; ``name``: of the sink."""
         self._journal = journal
         self._sink = sink
-        self._step_tokens = step_tokens
         self._folder = folder
         self._name = f"{name}-{sha256(sink.target.encode()).hexdigest()[:12]}"
         self._path = folder / f"{self._name}.json"
@@ -418,7 +393,7 @@ class Tracker:
 
     def _follow(self, position: TrackerPosition, warn: Callable[[str], None] | None) -> None:
         while True:
-            points, behind = next_batch(self._journal, position, self._step_tokens)
+            points, behind = next_batch(self._journal, position)
             try:
                 kept = self._sink.write(points) if points else position.kept
             except RetryLater as error:

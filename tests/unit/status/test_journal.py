@@ -227,7 +227,7 @@ def of_the_first_version(path: Path) -> Sample:
 
 def test_a_journal_of_an_older_release_is_read_as_it_is_and_goes_on_in_todays_form(path: Path):
     first = of_the_first_version(path)
-    assert Journal(path).samples() == Journal(path).after(0.0) == [first]
+    assert Journal(path).samples() == Journal(path).samples_after(0.0) == [first]
     assert "refused" not in path.read_bytes().decode(errors="replace"), "reading changes nothing"
     second = replace(SAMPLE, time=NOW + 10, refused=3, computing=7.5, waited=0.5)
     for _ in range(2):
@@ -235,6 +235,6 @@ def test_a_journal_of_an_older_release_is_read_as_it_is_and_goes_on_in_todays_fo
         file.add([], [second])
         file.close()
     assert Journal(path).samples() == [first, second]
-    assert Journal(path).after(NOW) == [second]
+    assert Journal(path).samples_after(NOW) == [second]
     with sqlite3.connect(path) as database:
         assert database.execute("PRAGMA user_version").fetchone() == (files.VERSION,)

@@ -16,7 +16,6 @@ from typer.testing import CliRunner, Result
 from helpers.journals import NOW, RUN, sample, write_down
 from lowcomm_node.cli import app
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.node.messages import Evaluated
 from lowcomm_node.status import track as sinks
 from lowcomm_node.status.figures import HELD_OUT, TRAINING_LOSS
 from lowcomm_protocol.errors import SpecError
@@ -54,10 +53,10 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 def test_tensorboard_reads_what_the_journal_tells_and_the_settings(tmp_path: Path) -> None:
     home, logs = tmp_path / "home", tmp_path / "logs"
-    notices = [(NOW + 31, Evaluated(loss=3.5, tokens=9, swarm_step=30, steps=30))]
-    write_down(home, notices, [sample(place) for place in range(1, 5)])
+    losses = [None, None, 3.5, 3.5]
+    write_down(home, [], [sample(n, val_loss=one) for n, one in enumerate(losses, start=1)])
     told = track("tensorboard", "--to", logs, "--home", home, "--name", "../Ada")
-    assert (told["points"], told["node"]) == (5, "../Ada")
+    assert (told["points"], told["node"]) == (4, "../Ada")
     [folder] = {path.parent for path in logs.rglob("events.*")}
     assert folder.relative_to(logs).parts == (f"tea-{RUN.fingerprint}", "___Ada")
     losses = [(10 * place, 5.0 / (1 + place)) for place in range(1, 5)]
