@@ -165,7 +165,19 @@ def _untied(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
     stored: dict[str, TensorSpec] = {}
     kept: list[TensorSpec] = []
     for tensor in tensors:
-        _check(tensor, names)
+        if tensor.name in names:
+            raise PlanError(
+                f"tensor {tensor.name!r} is listed twice: give every tensor a name of its own"
+            )
+        if any(size < 1 for size in tensor.shape):
+            raise PlanError(
+                f"tensor {tensor.name!r} of shape {tensor.shape} holds nothing: leave it out of "
+                "the plan"
+            )
+        if tensor.role == "block" and tensor.layer is None:
+            raise PlanError(
+                f"tensor {tensor.name!r} of role 'block' has no layer: give the number of its layer"
+            )
         names.add(tensor.name)
         first = tensor if tensor.storage is None else stored.setdefault(tensor.storage, tensor)
         if first.shape != tensor.shape:
@@ -176,22 +188,6 @@ def _untied(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
         if first is tensor:
             kept.append(tensor)
     return kept
-
-
-def _check(tensor: TensorSpec, names: set[str]) -> None:
-    if tensor.name in names:
-        raise PlanError(
-            f"tensor {tensor.name!r} is listed twice: give every tensor a name of its own"
-        )
-    if any(size < 1 for size in tensor.shape):
-        raise PlanError(
-            f"tensor {tensor.name!r} of shape {tensor.shape} holds nothing: leave it out of the "
-            "plan"
-        )
-    if tensor.role == "block" and tensor.layer is None:
-        raise PlanError(
-            f"tensor {tensor.name!r} of role 'block' has no layer: give the number of its layer"
-        )
 
 
 def _slice(tensor: TensorSpec, start: int, stop: int) -> Slice:

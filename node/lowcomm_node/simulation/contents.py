@@ -64,14 +64,10 @@ class Contents(SimulatedExchange):
         try:
             event = self.decode(other, kind, payload)
         except (CodecError, ImplausibleError) as error:
-            self.leave_out(other, error)
+            self.fail(other, str(error), deed=self.offence(error), stands=True)
             return
         if event is not None:
             self.tell(event)
-
-    def leave_out(self, other: str, error: LowcommError) -> None:
-        """What a peer brought can't be used."""
-        self.fail(other, str(error), deed=self.offence(error), stands=True)
 
     def offence(self, error: LowcommError) -> Offence | None:
         """What is held against the sender of contents that can't be used."""
@@ -233,7 +229,7 @@ class GroupContents(Contents):
         self.mean = bytes(out[:size])
         self.tell(events.Reduced(digest=sha256(self.mean).digest()))
         for other, error in capture.left_out.items() if not self.one.machine.over else ():
-            self.leave_out(other, error)
+            self.fail(other, str(error), deed=self.offence(error), stands=True)
 
     def pool(self, effect: events.Apply) -> None:
         owners = [

@@ -179,18 +179,9 @@ _WINDOW = Key(int, 0, 0, 1_048_576)
 """Tokens that a layer looks back; 0: all."""
 
 
-def _epsilon(default: float) -> Key:
-    return Key(float, default, 1e-12, 1e-2)
-
-
-def _base(default: float) -> Key:
-    return Key(float, default, 1.5, 1e9)
-
-
-def _factor(default: float) -> Key:
-    return Key(float, default, 1e-6, 1e6)
-
-
+_epsilon = partial(Key, float, least=1e-12, most=1e-2)
+_base = partial(Key, float, least=1.5, most=1e9)
+_factor = partial(Key, float, least=1e-6, most=1e6)
 _LLAMA = {"rms_norm_eps": _epsilon(1e-6), "rope_theta": _base(10_000.0)}
 _BIASED = {"attention_bias": _FLAG}
 _OLMO = {"rms_norm_eps": _epsilon(1e-5), **_BIASED}
