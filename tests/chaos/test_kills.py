@@ -82,25 +82,3 @@ def steps_left(node: Node) -> int:
     problems = [problem for step in steps for problem in store.verify(step)]
     assert not problems, problems
     return int(store.info(steps[-1]).meta["steps"]) if steps else 0
-
-
-@pytest.mark.timeout(600)
-def test_a_joiner_killed_while_it_copies_a_state_keeps_the_pieces_that_it_has(
-    swarm: Swarm,
-) -> None:
-    swarm.bootstrap("--run", str(swarm.spec(method="lowcomm")))
-    donor = swarm.node("donor", "--max-up", "100kB")
-    donor.until(lambda s: (s["trainer"]["swarm_step"] or 0) > 500, "far ahead")
-    joiner = swarm.node("joiner")
-    joiner.until(lambda s: "MB from 1 peer" in (s["waiting"] or ""), "copying")
-    (state,) = until(
-        lambda: [path for path in joiner.home.glob("runs/*/incoming/state") if path.stat().st_size],
-        60,
-        "a piece of the state",
-    )
-    joiner.end(signal.SIGKILL)
-    size = state.stat().st_size
-    again = swarm.node("joiner")
-    trained(again)
-    (adopted,) = again.events("state.adopted")
-    assert 0 < adopted["bytes"] < size
