@@ -7,12 +7,13 @@ and no fragment is a label. An unknown figure is None, and has no sample.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
-
-from starlette.responses import Response
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lowcomm_node.catalogue import CATALOGUE
 from lowcomm_node.status.model import Status
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 SWARM_STEP = "lowcomm_swarm_step"
 STEPS = "lowcomm_steps_total"
@@ -109,10 +110,11 @@ def _of_exchanges(status: Status) -> Iterator[Figure]:
 # --- For Prometheus -------------------------------------------------------------------------------
 
 
-def answer_metrics(status: Status) -> Response:
+def answer_metrics(status: Status) -> "Response":
     """Answer a request of Prometheus with all figures of a status."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # few nodes need it
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+    from starlette.responses import Response  # commands read figures, too, without a server
 
     run = status.run
     about = {
