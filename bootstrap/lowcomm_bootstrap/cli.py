@@ -92,9 +92,7 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve until stopped. Prints what volunteers have to type."""
-    folder = _prepare(home, quiet, verbose, json_)
-    check_system(find_p2pd)
-    raise_descriptors()
+    folder = _prepare(home, quiet, verbose, json_, serves=True)
     try:
         import uvloop
     except ImportError:
@@ -202,12 +200,18 @@ def _size(text: str) -> int:
     return size
 
 
-def _prepare(given: Path | None, quiet: bool, verbose: bool, as_json: bool) -> Path:
-    """Set up the log; returns the home, which exists. Raises ConfigError."""
-    from lowcomm_node.storage.files import disk_full_error
+def _prepare(
+    given: Path | None, quiet: bool, verbose: bool, as_json: bool, serves: bool = False
+) -> Path:
+    """Set up the log; returns the home, which exists. Raises ConfigError, or Incompatible where no
+    server can work."""
+    configure_logs(-2 if quiet else int(verbose), as_json)
+    if serves:
+        check_system(find_p2pd)
+        raise_descriptors()
+    from lowcomm_node.storage.files import disk_full_error  # not on Windows
     from lowcomm_node.storage.paths import absolute, data_folder
 
-    configure_logs(-2 if quiet else int(verbose), as_json)
     if given is None and os.environ.get("STATE_DIRECTORY"):
         # systemd joins several state directories by colons; the first is the unit's main one.
         given = Path(os.environ["STATE_DIRECTORY"].split(":")[0])
