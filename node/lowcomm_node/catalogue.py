@@ -188,7 +188,7 @@ too-many-peers: More peers are alive than the run is for, so exchanges are less 
     Train elsewhere, or ask the run's creator for a larger group.
 not-taken: A peer does not take this node into the run.
     Ask the run's creator for an invite, or why it was removed.
-record-not-published: Others could not be told where this node is; it is tried again.
+record-not-published: The record with this node's address was not published; it is tried again.
     Nothing, while it is rare; else check the network with `lowcomm-node doctor`.
 not-kept: The home could not keep what is known of invites and removals.
 journal: The journal can't be written; training goes on without it.
@@ -223,7 +223,7 @@ no-partner: No peer took part, each for a reason of its own.
 unanswered: A peer did not answer in time.
 lost: The stream to a peer broke off, or could not be opened.
     Nothing, while it is rare; `lowcomm-node peers` shows routes, docs/trouble.md mends them.
-gave-up: A peer told that it gives up, and why.
+gave-up: A peer gave up the exchange, and said why.
     Nothing: the fragment is exchanged with another peer.
 gave-way: A caller's exchange took longer than usual, and one of our own was due.
     Nothing: our own begins at once.
@@ -296,7 +296,7 @@ unusable: What a peer contributed can't be decoded, or is implausible; nothing o
     Nothing: the peer loses standing, and is left out if it goes on.
 link-lost: A stream to a peer broke off, or can't be opened; it costs one exchange.
     Nothing, where it is rare; `lowcomm-node peers` shows routes, docs/trouble.md mends them.
-gave-up: The peer gave up an exchange, and told why.
+gave-up: The peer gave up an exchange, and said why.
     Nothing: the fragment is exchanged with another peer.
 too-slow: What a peer sends would not come before the deadline of the exchange.
     Raise `--exchange-deadline`, or the limits `--max-up` and `--max-down` of the slower end.
@@ -304,7 +304,7 @@ retry-later: Nothing is wrong, only the moment.
     Repeat the same command later.
 disk-full: A folder has no room; what was there before is untouched.
     Free some space, or raise `--max-disk`: the node goes on by itself.
-port-in-use: Another program holds an address that we were told to use.
+port-in-use: Another program holds an address that this node is to use.
     End that program, or choose another port.
 ended-mute: libp2p's process ended without a word.
     Start the node again; `lowcomm-node doctor` checks the program.

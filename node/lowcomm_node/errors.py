@@ -89,4 +89,4 @@ class DiskFull(NodeError, exit_code=75):
 
 
 class PortInUse(NodeError, exit_code=75):
-    """Another program holds an address that we were told to use."""
+    """Another program holds an address that this node is to use."""

@@ -218,6 +218,6 @@ class Board:
         self.progress = replace(self.progress, **figures)
 
     def position(self) -> tuple[int, int, float]:
-        """Swarm step, own steps and tokens a second, as others are told."""
+        """Swarm step, own steps and tokens a second, as the own record has them."""
         now = self.progress
         return now.swarm_step or 0, now.steps or 0, now.tokens_per_second or 0.0

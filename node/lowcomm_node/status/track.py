@@ -252,8 +252,9 @@ class TensorBoard:
             tagged = [self._summary.Value(tag=tag, simple_value=one) for tag, one in values.items()]
             self._record(file, wall_time=time, step=step, summary=self._summary(value=tagged))
 
-    def _record(self, file: BinaryIO, **event: Any) -> None:
-        self._records.RecordWriter(file).write(self._event(**event).SerializeToString())
+    def _record(self, file: BinaryIO, **fields: Any) -> None:
+        event = self._event(**fields)
+        self._records.RecordWriter(file).write(event.SerializeToString())
 
 
 class WeightsAndBiases:

@@ -9,6 +9,7 @@ origin if it names one.
 import secrets
 from collections import deque
 from collections.abc import Callable
+from secrets import compare_digest
 from time import monotonic
 
 from starlette.datastructures import Headers
@@ -43,7 +44,8 @@ class Access:
 
     def redeem(self, key: str) -> str | None:
         """Make a token for the browser that brings a key; None if that is used, late or unknown."""
-        link = next((link for link in self._links if _equal(link[0], key)), None)
+        equal = (one for one in self._links if compare_digest(one[0].encode(), key.encode()))
+        link = next(equal, None)
         if link is None:
             return None
         self._links.remove(link)
@@ -54,8 +56,9 @@ class Access:
 
     def admits(self, authorization: str) -> bool:
         """Whether a header ``Authorization`` brings a token."""
-        given = authorization.removeprefix("Bearer ")
-        return any(_equal(token, given) for token in (self.token, *self._browsers))
+        given = authorization.removeprefix("Bearer ").encode()
+        tokens = (self.token, *self._browsers)
+        return any(compare_digest(token.encode(), given) for token in tokens)
 
 
 class OwnRequests:
@@ -71,7 +74,3 @@ class OwnRequests:
         headers = Headers(scope=scope)
         ours = headers.get("host") in self._hosts and headers.get("origin") in self._origins
         await (self._app if ours else _NOT_OURS)(scope, receive, send)
-
-
-def _equal(one: str, other: str) -> bool:
-    return secrets.compare_digest(one.encode(), other.encode())

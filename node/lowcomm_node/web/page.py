@@ -10,7 +10,7 @@ from starlette.staticfiles import StaticFiles
 
 FOLDER = Path(__file__).parent / "page"
 HEADERS = {
-    # Nothing of another host is loaded or told, and no other page can show this one in a frame.
+    # Nothing of another host is loaded, and no other page can show this one in a frame.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",

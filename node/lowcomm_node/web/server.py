@@ -65,7 +65,7 @@ class ControlServer:
         self._access = Access()
         self._viewers = Viewers(board, node.status, node.peers)
         self.on_link: Callable[[str], None] | None = None
-        """Takes a link to the page once it is served, if one is wanted."""
+        """Takes a link to the page once it is served."""
         self._listening: Listening | None = None
 
     async def start(self, port: int, peer_id: str) -> None:
@@ -149,7 +149,7 @@ class ControlServer:
         return answer
 
     def _events(self, request: Request) -> Response:
-        if len(self._viewers) >= MAX_VIEWERS:
+        if len(self._viewers.queues) >= MAX_VIEWERS:
             error = f"{MAX_VIEWERS} others follow the events: close some pages, or try again."
             return JSONResponse({"error": error}, 503, {"Retry-After": "10", "Connection": "close"})
         if "text/event-stream" not in request.headers.get("accept", ""):

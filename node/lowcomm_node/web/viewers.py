@@ -46,14 +46,11 @@ class Viewers:
         self._board = board
         self._status = status
         self._peers = peers
-        self._queues: set[asyncio.Queue[Any]] = set()
+        self.queues: set[asyncio.Queue[Any]] = set()
         """Notices; None ends a stream."""
         self._state = b""
         self._looked = float("-inf")
         self._end = b""
-
-    def __len__(self) -> int:
-        return len(self._queues)
 
     async def watch(self) -> AsyncIterator[bytes]:
         """Yield the server-sent events of one page, until the node ends."""
@@ -88,10 +85,10 @@ class Viewers:
 
     def end(self, farewell: str) -> None:
         """End every stream after all events so far; a page gets the last state and a farewell."""
-        if self._queues:
+        if self.queues:
             content = {"status": self._status(), "peers": self._peers(), "text": farewell}
             self._end = _coded("end", to_json(content))
-        for queue in self._queues:
+        for queue in self.queues:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(None)
@@ -99,11 +96,11 @@ class Viewers:
     @contextmanager
     def _subscribed(self, **chosen: Any) -> Iterator[asyncio.Queue[Any]]:
         queue = self._board.subscribe(**chosen)
-        self._queues.add(queue)
+        self.queues.add(queue)
         try:
             yield queue
         finally:
-            self._queues.discard(queue)
+            self.queues.discard(queue)
             self._board.unsubscribe(queue)
 
     def _look(self) -> bytes:

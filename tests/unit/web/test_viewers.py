@@ -82,7 +82,7 @@ async def test_the_end_comes_last_and_ends_the_stream() -> None:
     assert [int(data["text"]) for kind, data in found if kind == "notice"] == [1, 2]
     assert found[-1][0] == "end"
     assert found[-1][1]["text"] == "the run is over"
-    assert len(watched) == 0
+    assert not watched.queues
 
 
 async def test_a_viewer_who_reads_too_slowly_begins_anew_and_still_sees_the_end() -> None:
@@ -139,7 +139,7 @@ async def test_viewers_who_never_read_are_turned_away_or_cut_off(
     try:
         for _ in range(6):
             sleepers += [await asyncio.to_thread(asking, port, token) for _ in range(50)]
-            assert len(server._viewers) <= MAX_VIEWERS
+            assert len(server._viewers.queues) <= MAX_VIEWERS
         headers = {"Authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", trust_env=False
@@ -148,7 +148,7 @@ async def test_viewers_who_never_read_are_turned_away_or_cut_off(
             assert answer.status_code == 200, "the owner is answered all the same"
 
         async def nobody() -> bool:
-            return len(server._viewers) == 0
+            return not server._viewers.queues
 
         await until_async(nobody, 60, "those who do not read are cut off")
     finally:
