@@ -26,13 +26,12 @@ class Heard:
         self.answers: dict[int, Answer] = {}
         self.told: list[TrainerEvent] = []
 
-    def answer(self, number: int, answer: Answer) -> None:
+    def tell(self, message: Answer | TrainerEvent, number: int | None = None) -> None:
         """See Pipe."""
-        self.answers[number] = answer
-
-    def tell(self, event: TrainerEvent) -> None:
-        """See Pipe."""
-        self.told.append(event)
+        if isinstance(message, TrainerEvent):
+            self.told.append(message)
+        elif number is not None:
+            self.answers[number] = message
 
     def start_reading(self, consume: Callable[..., None], gone: Callable[[], None]) -> None:
         """See Pipe: nothing comes but what the test asks."""

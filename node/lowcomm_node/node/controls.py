@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import strftime, time
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.status.events import LimitsChanged
 from lowcomm_node.status.figures import Sample
 from lowcomm_node.status.journal import MOST, Journal
-from lowcomm_node.status.model import ExportedModel, Hours, Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.model import ExportedModel, Hours, Limits, Ping
 from lowcomm_node.status.words import Health, judge_health
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.sync.history import ExchangeEnded
@@ -43,21 +44,15 @@ class Controls:
         self._node = node
         self.request_finish, self.request_stop = node.departure.finish, node.departure.stop
         self.pause, self.resume = node.availability.pause, node.availability.resume
+        self.status, self.peers = partial(report, node), partial(report_peers, node)
+        self.limits = partial(report_limits, node.allowance)
         self._examining = asyncio.Lock()
         self._gathering = asyncio.Lock()
         self._exporting = asyncio.Lock()
 
-    def status(self) -> Status:
-        """Everything that ``status`` and the panel show."""
-        return report(self._node)
-
     def health(self) -> Health:
         """Whether the node is well."""
         return judge_health(self.status())
-
-    def peers(self) -> list[PeerStatus]:
-        """The peers that are alive, and how exchanges with them went."""
-        return report_peers(self._node)
 
     def rounds(self, limit: int) -> list[ExchangeEnded]:
         """The last exchanges, newest last."""
@@ -91,10 +86,6 @@ class Controls:
     def messages(self) -> Mapping[str, Mapping[str, Explanation]]:
         """The meaning and the remedy of each code."""
         return CATALOGUE
-
-    def limits(self) -> Limits:
-        """The owner's limits on traffic, and what is used of them."""
-        return report_limits(self._node.allowance)
 
     async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
         """Take other limits, at once and for the next start. Raises ConfigError."""

@@ -14,7 +14,6 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import Board, RunAmended
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
-from lowcomm_node.swarm.hosts import listening
 from lowcomm_node.swarm.probes import FOR_A_NODE, Prober
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
@@ -51,14 +50,15 @@ class Entry:
         self._kept = remembered_run(settings)
         known = self._peers_of(self._kept) if self._kept is not None else None
         remembered = (peer.addresses for peer in (known.peers() if known else ()))
-        self._remembered = [address for addresses in remembered for address in addresses]
+        self.remembered = [address for addresses in remembered for address in addresses]
+        """Addresses of the swarm at earlier times."""
         self.discovery: Discovery = open_discovery(
             settings,
             identity,
             require_peers=False,
             key_file=key_file,
             refusals=refusals,
-            remembered=self._remembered,
+            remembered=self.remembered,
         )
         self.rejoin = Rejoin(
             self.discovery,
@@ -74,7 +74,7 @@ class Entry:
 
     async def open(self) -> None:
         """Enter the DHT. Raises NodeError."""
-        known_at = ", ".join([*self.settings.peers, *self._remembered][:8])
+        known_at = ", ".join([*self.settings.peers, *self.remembered][:8])
         looking = Waiting(WaitCode.LOOKING_FOR_SWARM, f"looking for the swarm at {known_at}")
         self.board.enter("joining", looking)
         await self.discovery.start()
@@ -120,10 +120,6 @@ class Entry:
         for amendment in news:
             late = f"; we are at {step}, so it holds at once" if 0 < amendment.at <= step else ""
             self.board.tell(RunAmended(text=f"{amendment}{late}", **amendment.to_json()))
-
-    def hosts(self) -> tuple[str, tuple[str, ...]]:
-        """The host to listen on, and those to announce, as the machine's addresses are now."""
-        return listening(self.settings, self._remembered)
 
     async def close(self) -> None:
         """Leave the DHT, and remember who answered."""

@@ -147,18 +147,11 @@ class TrainerPipe:
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
 
-    def answer(self, number: int, answer: Answer) -> None:
-        """Answer the request of this number."""
-        self._send(encode(answer, number))
-
-    def tell(self, event: TrainerEvent) -> None:
-        """Report an event."""
-        self._send(encode(event))
-
-    def _send(self, line: bytes) -> None:
+    def tell(self, message: Answer | TrainerEvent, number: int | None = None) -> None:
+        """Report an event, or answer the request of this number."""
         # The reader notices a daemon that is gone, so that is no error here.
         with self._lock, suppress(OSError):
-            self._sock.sendall(line)
+            self._sock.sendall(encode(message, number))
 
     def start_reading(
         self, consume: Callable[[Request[Any], int], None], gone: Callable[[], None]

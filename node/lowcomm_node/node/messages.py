@@ -10,25 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar
 
 from lowcomm_node.errors import Diverged, TrainerError, Unusable
 from lowcomm_node.node.ipc import AS_JSON, Answer, FailureKind, Request, TrainerEvent, TrainerFailed
+from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, Offence
 
 # What a trainer is started with, and how it ends
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainerSettings:
-    """Settings of one trainer."""
+class TrainerSettings(NodeSettings):
+    """Settings of one trainer: those of the owner, but the invite, and those of the run."""
 
-    OF_OWNER: ClassVar = (
-        *("data", "field", "device", "threads", "max_memory", "max_vram", "micro_batch"),
-        *("activation_checkpointing", "max_disk", "keep", "checkpoint_every"),
-    )
-    """Fields that the owner's settings have under the same names."""
-
+    home: Path = Path("/")
     spec: str
     """Document of the run, as it was signed."""
     amendments: str = ""
@@ -39,25 +33,8 @@ class TrainerSettings:
     slow: str = ""
     """Folder for the slow weights of large models; empty: they stay in memory."""
     data_cache: str
-    data: str | None = None
-    field: str = "text"
-    """Of JSON lines and Parquet, where the text lies."""
-    tokenizer: str | None = None
     start: tuple[str, ...] = ()
     """Files with the weights that the run begins with; none beside a checkpoint."""
-    device: str = "auto"
-    threads: int | None = None
-    max_memory: float | None = None
-    max_vram: float | None = None
-    """GiB of the GPU's memory."""
-    micro_batch: int | None = None
-    """Windows that go through the model at once; None for as many as fit."""
-    activation_checkpointing: str = "auto"
-    home: str = "."
-    max_disk: float | None = None
-    """GiB that the files of the home may take."""
-    keep: int = 3
-    checkpoint_every: int = 100
     exchanges: int = 4
     """Fragments that may be under way at once."""
 

@@ -22,7 +22,7 @@ from lowcomm_node.node.training import Training
 from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import ask_server, name_of
-from lowcomm_node.swarm.hosts import any_host, in_numbers
+from lowcomm_node.swarm.hosts import any_host, in_numbers, listening
 from lowcomm_node.swarm.membership import Listeners, Membership
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
@@ -106,7 +106,7 @@ class Run:
     async def take_part(self) -> None:
         """Take part until the run is over or the node shall leave. Raises NodeError."""
         departure = self._state.departure
-        host, announce = self._entry.hosts()
+        host, announce = listening(self._settings, self._entry.remembered)
         port = await self.endpoint.listen(
             any_host() if host == "0.0.0.0" else host, self._settings.port
         )
@@ -195,7 +195,7 @@ class Run:
         """Publish the new addresses of this machine, unless the owner decides what is published."""
         membership = self._state.membership
         if membership is not None and not self._settings.announce:
-            _, hosts = self._entry.hosts()
+            _, hosts = listening(self._settings, self._entry.remembered)
             port = self.endpoint.port
             membership.own.addresses = tuple(f"{host}:{port}" for host in hosts)
 

@@ -222,8 +222,7 @@ class Training:
                     data_cache=str(settings.paths.data),
                     tokenizer=files.tokenizer,
                     start=files.start,
-                    home=str(settings.home),
-                    **{name: getattr(settings, name) for name in TrainerSettings.OF_OWNER},
+                    **settings.model_dump(mode="json", exclude={"invite", "tokenizer"}),
                 )
             )
         finally:

@@ -140,12 +140,9 @@ class Reading:
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._ended = threading.Event()
+        self.end = self._ended.set  # once all is read
         self.is_void = False
         """Whether the memory was changed before it was read: its reader took too long."""
-
-    def end(self) -> None:
-        """All is read; may be called again."""
-        self._ended.set()
 
     def wait(self) -> None:
         """Wait until it has ended, or void it once its time is up."""

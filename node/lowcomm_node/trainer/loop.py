@@ -147,12 +147,12 @@ class TrainerLoop:
         except (Diverged, MemoryError):
             raise  # nothing that is asked next would go better
         except Exception as error:
-            self._pipe.answer(number, refusal_of(error))
+            self._pipe.tell(refusal_of(error), number)
             return
         if isinstance(answer, Future):
-            answer.add_done_callback(lambda future: self._pipe.answer(number, answer_of(future)))
+            answer.add_done_callback(lambda future: self._pipe.tell(answer_of(future), number))
         else:
-            self._pipe.answer(number, answer)
+            self._pipe.tell(answer, number)
 
     def _build(self, request: messages.Build) -> messages.Ready:
         settings, at_boundary = request.settings, self._boundary.put

@@ -135,7 +135,7 @@ def test_create_refuses_a_run_whose_peers_could_not_train_it(files: tuple[Path, 
 async def refused(folder: Path, spec: RunSpec, tokenizer: Path) -> str:
     """How a trainer refuses to start."""
     settings = tiny_settings(folder, "checkpoints", tokenizer=str(tokenizer))
-    settings = replace(settings, spec=spec.canonical().decode())
+    settings = settings.model_copy(update={"spec": spec.canonical().decode()})
     trainer = TrainerThread()
     try:
         with pytest.raises(TrainerError) as caught:
@@ -157,7 +157,9 @@ async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
     settings = tiny_settings(
         tmp_path / "run", "checkpoints", table, tokenizer=str(mine), data=str(text)
     )
-    settings = replace(settings, spec=settings.spec.replace('"vocab":256', f'"vocab":{VOCAB}'))
+    settings = settings.model_copy(
+        update={"spec": settings.spec.replace('"vocab":256', f'"vocab":{VOCAB}')}
+    )
     trainer = TrainerThread()
     try:
         await trainer.start(settings)

@@ -19,6 +19,13 @@ from lowcomm_protocol.errors import Offence
 st.register_type_strategy(
     Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind)), max_size=3)
 )
+st.register_type_strategy(
+    messages.TrainerSettings,
+    st.builds(
+        messages.TrainerSettings,
+        **dict.fromkeys(("spec", "peer_id", "checkpoints", "data_cache"), st.text()),
+    ),
+)
 EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from time import monotonic
 
 import psutil
@@ -68,7 +67,7 @@ async def test_one_that_takes_more_memory_than_is_allowed_is_ended_with_the_reas
     monkeypatch.setattr(supervisor_module, "TICK", 0.02)
     allowed = (memory_of(os.getpid()) + 128 * 2**20) / GIB
     async with supervised(f"eat:5:{256 * 2**20}") as (one, told):
-        await one.start(replace(SETTINGS, max_memory=allowed))
+        await one.start(SETTINGS.model_copy(update={"max_memory": allowed}))
         await one.train(True)
         error = await lost(one)
         assert "--max-memory allows" in str(error) and steps_of(told)[:4] == [1, 2, 3, 4]
@@ -94,7 +93,7 @@ async def test_a_defect_in_news_or_in_a_look_ends_neither(monkeypatch: pytest.Mo
     monkeypatch.setattr(supervisor_module, "memory_of", look)
     one = Supervisor(lambda: LightTrainer(""), hear, warn=warnings.append)
     try:
-        await one.start(replace(SETTINGS, max_memory=1.0))
+        await one.start(SETTINGS.model_copy(update={"max_memory": 1.0}))
         await one.train(True)
         assert "--max-memory allows" in str(await lost(one))
         assert sorted("odd" in text for text in warnings) == [False, True], warnings

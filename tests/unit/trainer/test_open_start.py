@@ -1,7 +1,6 @@
 """A trainer begins with the weights that its run names, once: a checkpoint takes their place."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,8 @@ def begun(tmp_path: Path) -> TrainerSettings:
     model = build_model(spec.model, 77)
     save_file({form.names[n]: one.detach() for n, one in model.named_parameters()}, file)
     spec = spec.model_copy(update={"start": StartSettings(files=(pin(file),))})
-    return replace(settings, spec=spec.canonical().decode(), start=(str(file),))
+    more = {"spec": spec.canonical().decode(), "start": (str(file),)}
+    return settings.model_copy(update=more)
 
 
 async def saved(settings: TrainerSettings, steps: int = 0) -> tuple[Path, int]:
@@ -62,7 +62,7 @@ async def test_fast_and_slow_weights_are_those_of_the_file(begun: TrainerSetting
 async def test_a_checkpoint_takes_their_place(begun: TrainerSettings, tmp_path: Path) -> None:
     path, _ = await saved(begun)
     (tmp_path / "model.safetensors").unlink()
-    again, _ = await saved(replace(begun, start=()))
+    again, _ = await saved(begun.model_copy(update={"start": ()}))
     assert again == path
 
 
@@ -70,7 +70,7 @@ async def test_without_file_and_checkpoint_it_does_not_begin_with_random_ones(
     begun: TrainerSettings,
 ) -> None:
     with pytest.raises(TrainerError, match="are not here") as refused:
-        await saved(replace(begun, start=()))
+        await saved(begun.model_copy(update={"start": ()}))
     assert refused.value.exit_code == ConfigError.exit_code
 
 
@@ -79,4 +79,4 @@ async def test_weights_of_another_model_are_refused(begun: TrainerSettings) -> N
     content["model"]["feed_forward"] = 40
     spec = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     with pytest.raises(TrainerError, match=r"mlp.gate_proj.weight is \[32, 32\].*\[40, 32\]"):
-        await saved(replace(begun, spec=spec))
+        await saved(begun.model_copy(update={"spec": spec}))
