@@ -7,10 +7,14 @@ from torch import nn
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.models.evaluation import held_out_loss
-from lowcomm_node.planner.plan import ring_bytes
 from lowcomm_node.simulation.swarm import Point, Result, simulate
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.run import RunSpec
+
+
+def ring_bytes(parameters: int, peers: int, steps: int) -> float:
+    """Bytes that each of ``peers`` sends in a ring all-reduce of fp32 gradients at every step."""
+    return 2 * (peers - 1) / peers * 4 * parameters * steps
 
 
 def single(spec: RunSpec, dataset: Dataset, compiled: bool = False, evaluations: int = 0) -> Result:

@@ -14,13 +14,12 @@ from random import Random
 from typing import Any
 
 import torch
-from baselines import allreduce
+from baselines import allreduce, ring_bytes
 from torch import Tensor, nn
 
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.models.evaluation import held_out_loss
-from lowcomm_node.planner.plan import ring_bytes
 from lowcomm_node.simulation import Conditions, Member, simulate
 from lowcomm_node.simulation.swarm import compare
 from lowcomm_node.trainer.replica import Replica
