@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -27,23 +26,12 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses to dial for a socket that listens everywhere."""
 
 
-class SignOfLife:
-    """The file in the home, while the server runs: when it leaves, it removes the file."""
-
-    def __init__(self, home: Path) -> None:
-        self.path = home / SIGN
-
-    def begin(self) -> None:
-        """The server serves."""
-        try:
-            write_atomic(self.path, json.dumps({"pid": os.getpid()}).encode())
-        except (OSError, DiskFull) as error:  # no reason to stop serving
-            log.warning("health.untold", reason=str(error))
-
-    def renew(self) -> None:
-        """A look at the swarm is done."""
-        with suppress(OSError):
-            os.utime(self.path)
+def begin_sign(home: Path) -> None:
+    """Write the file in the home, which the server removes when it leaves."""
+    try:
+        write_atomic(home / SIGN, json.dumps({"pid": os.getpid()}).encode())
+    except (OSError, DiskFull) as error:  # no reason to stop serving
+        log.warning("health.untold", reason=str(error))
 
 
 def check_health(home: Path, now: float | None = None) -> str:

@@ -8,8 +8,11 @@ when a creator asks    adopt its run, and tell whether and for how long it is ke
 
 import asyncio
 import math
+import os
 import random
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
+from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
@@ -63,18 +66,18 @@ class BootstrapServer:
         tell: Tell,
         rejoin: Rejoin,
         look_every: float = LOOK_EVERY,
-        looked: Callable[[], None] = lambda: None,
+        sign: Path | None = None,
         page: "SwarmPage | None" = None,
     ) -> None:
-        """``rejoin``: keeps us connected to other bootstrap servers; ``looked``: called after each
-        look at the swarm; ``page``: shows the findings of each."""
+        """``rejoin``: keeps us connected to other bootstrap servers; ``sign``: file that
+        shows by its time when we last looked at the swarm; ``page``: shows the findings."""
         self._discovery = discovery
         self._registry = registry
         self._closed = closed
         self._tell = tell
         self._rejoin = rejoin
         self._look_every = look_every
-        self._looked = looked
+        self._sign = sign
         self._page = page
         rejoin.publish_with(self._publish, None)
         self._published = 0.0
@@ -102,7 +105,9 @@ class BootstrapServer:
             await asyncio.sleep(self._look_every)
             with enduring:
                 await self.look()
-                self._looked()
+                if self._sign is not None:
+                    with suppress(OSError):
+                        os.utime(self._sign)
             self._looked_at = monotonic()
 
     def condition(self, now: float) -> Condition:

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from lowcomm_bootstrap.health import SignOfLife
+from lowcomm_bootstrap.health import SIGN, begin_sign
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer, Tell
 from lowcomm_node.dht.hivemind import DhtSettings, Discovery
@@ -51,36 +51,28 @@ async def serve(
         rejoin = Rejoin(
             discovery, dht.initial_peers, None, lambda event: tell(event.to_json()), restarts=False
         )
-        sign, door, page = SignOfLife(home), None, None
+        page = None
         if web is not None:
-            from lowcomm_bootstrap.web import SeriesFile, SwarmDoor, SwarmPage  # needs HTTP
+            from lowcomm_bootstrap.web import SwarmPage  # needs HTTP
 
-            history = SeriesFile(home / "web" / "history.json")
-            page = SwarmPage(history, lambda: next(iter(discovery.addresses()), ""))
-            door = SwarmDoor(page, *web)
-        server = BootstrapServer(
-            discovery, registry, closed, tell, rejoin, looked=sign.renew, page=page
-        )
+            history = home / "web" / "history.json"
+            page = SwarmPage(history, lambda: next(iter(discovery.addresses()), ""), *web)
+        sign = home / SIGN
+        server = BootstrapServer(discovery, registry, closed, tell, rejoin, sign=sign, page=page)
         prober = Prober(discovery, discovery.addresses, FOR_A_BOOTSTRAP, keep=server.keep)
         _stop_on_signal(asyncio.current_task(), manager)
         attending = asyncio.create_task(manager.attend(lambda: server.condition(monotonic())))
         try:
             await server.start()
             await prober.serve()
-            if door is not None:
-                door.open()
+            if page is not None:
+                page.open()
             own = f"/p2p/{identity.peer_id}"
             others = [address for address in dht.initial_peers if not address.endswith(own)]
-            sign.begin()
-            tell(
-                {
-                    "event": "ready",
-                    "peer_id": identity.peer_id,
-                    "addresses": list(discovery.addresses()),
-                    "others": others,
-                    "web": door.port if door is not None else None,
-                }
-            )
+            begin_sign(home)
+            ready = {"event": "ready", "peer_id": identity.peer_id}
+            ready |= {"addresses": list(discovery.addresses()), "others": others}
+            tell(ready | {"web": page.port if page is not None else None})
             await server.run()
         except asyncio.CancelledError:
             tell({"event": "stopping"})
@@ -88,9 +80,9 @@ async def serve(
             manager.stopping()
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
-            sign.path.unlink(missing_ok=True)
-            if door is not None:
-                await door.close()
+            sign.unlink(missing_ok=True)
+            if page is not None:
+                await page.close()
             await prober.close()
             await discovery.close()
     return 0

@@ -1,7 +1,7 @@
 """The swarm's page: public, read only.
 
 ObservedSwarm   a run that this server keeps, and the last records of its peers
-SeriesFile      figures of each run over time, kept over restarts
+Series          its figures over time, kept over restarts
 SwarmPage       everything is made once after each look at the swarm, and kept as the bytes that are
                 sent: a viewer costs no lookup, no rendering and no compression, so their number is
                 bounded by the line alone
@@ -17,9 +17,8 @@ half as often. So it always spans the whole life of a run.
 import gzip
 import hashlib
 import json
-import socket
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -173,27 +172,18 @@ class _History(BaseModel):
     runs: dict[str, Series]
 
 
-class SeriesFile:
-    """The series of all runs, in one file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.series: dict[str, Series] = {}
-        """By run id."""
-        if path.exists():
-            try:
-                if path.stat().st_size > MOST_BYTES:
-                    raise ValueError(f"larger than {MOST_BYTES} bytes")
-                self.series = _History.model_validate_json(path.read_bytes()).runs
-            except (OSError, ValueError):
-                path.replace(path.with_suffix(".damaged"))
-                log.warning("web.history", reason=f"{path.name} could not be read, was set aside")
-
-    def save(self, run_ids: Collection[str]) -> None:
-        """Write the series of these runs, and forget all others. Raises DiskFull, OSError."""
-        self.series = {run_id: self.series[run_id] for run_id in self.series if run_id in run_ids}
-        runs = {run_id: series.model_dump() for run_id, series in self.series.items()}
-        write_atomic(self._path, json.dumps({"figures": FIGURES, "runs": runs}).encode())
+def read_series(path: Path) -> dict[str, Series]:
+    """Read the series of all runs, by run id; a file that can't be read is set aside."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"larger than {MOST_BYTES} bytes")
+        return _History.model_validate_json(path.read_bytes()).runs
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError):
+        path.replace(path.with_suffix(".damaged"))
+        log.warning("web.history", reason=f"{path.name} could not be read, was set aside")
+    return {}
 
 
 # a badge
@@ -269,12 +259,18 @@ class EncodedResponse:
 
 
 class SwarmPage:
-    """The page of one server."""
+    """The page of one server, and the socket at which it is served."""
 
-    def __init__(self, history: SeriesFile, address: Callable[[], str]) -> None:
-        """``address``: entry point of nodes."""
+    def __init__(self, history: Path, address: Callable[[], str], host: str, port: int) -> None:
+        """``history``: file of the figures over time; ``address``: entry point of nodes. Raises
+        PortInUse."""
         self._history = history
+        self._series = read_series(history)
+        """By run id."""
         self._address = address
+        self._socket = bind(host, port, "--web")
+        self.port: int = self._socket.getsockname()[1]
+        self._listening: Listening | None = None
         self._swarms: dict[str, ObservedSwarm] = {}
         self._saved = 0.0
         self._files = {
@@ -305,7 +301,7 @@ class SwarmPage:
         answers, views = dict(self._files), list[dict[str, Any]]()
         for run_id, swarm in self._swarms.items():
             view = swarm.view(now, self._address())
-            series = self._history.series.setdefault(run_id, Series())
+            series = self._series.setdefault(run_id, Series())
             series.add(view, now)
             views.append(view | {"history": series.points})
             svg = EncodedResponse(badge(view).encode(), "image/svg+xml", 60)
@@ -316,9 +312,11 @@ class SwarmPage:
         self._answers = answers
 
     def save(self) -> None:
-        """Write the history; a disk that can't take it costs no page."""
+        """Write the history of the runs that are kept; a disk that can't take it costs no page."""
+        self._series = {run: one for run, one in self._series.items() if run in self._swarms}
+        runs = {run: series.model_dump() for run, series in self._series.items()}
         try:
-            self._history.save(self._swarms)
+            write_atomic(self._history, json.dumps({"figures": FIGURES, "runs": runs}).encode())
         except (NodeError, OSError) as error:
             log.warning("web.history", reason=str(error))
 
@@ -333,24 +331,13 @@ class SwarmPage:
             response = answer.to(request)
         await response(scope, receive, send)
 
-
-class SwarmDoor:
-    """The socket at which the page is served."""
-
-    def __init__(self, page: SwarmPage, host: str, port: int) -> None:
-        """Raises PortInUse."""
-        self.page = page
-        self._socket: socket.socket = bind(host, port, "--web")
-        self.port: int = self._socket.getsockname()[1]
-        self._listening: Listening | None = None
-
     def open(self) -> None:
         """Answer from now on."""
-        self._listening = Listening(self.page, self._socket)
+        self._listening = Listening(self, self._socket)
 
     async def close(self) -> None:
         """Answer no more, and keep the history."""
         if self._listening is not None:
             await self._listening.close()
         self._socket.close()
-        self.page.save()
+        self.save()

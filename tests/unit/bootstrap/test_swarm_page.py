@@ -4,6 +4,7 @@ look."""
 import asyncio
 import gzip
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,8 +17,6 @@ from lowcomm_bootstrap.web import (
     MOST_POINTS,
     ObservedSwarm,
     Series,
-    SeriesFile,
-    SwarmDoor,
     SwarmPage,
     badge,
 )
@@ -65,15 +64,16 @@ async def ask(page: SwarmPage, path: str, method: str = "GET", **headers: str) -
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SwarmPage:
+async def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SwarmPage]:
     """The page of a server that has seen three peers of one run."""
     monkeypatch.setattr(web, "time", lambda: NOW + 1)
-    page = SwarmPage(SeriesFile(tmp_path / "history.json"), lambda: ADDRESS)
+    page = SwarmPage(tmp_path / "history.json", lambda: ADDRESS, "127.0.0.1", 0)
     told = {"held_out_loss": 2.0, "tokens": 1000, "release": "0.2.0"}
     records = dict(record(k, name=f"peer {k}", **told) for k in (1, 2, 3))
     page.saw(RUN, records, {next(iter(records))})
     page.looked({RUN.run_id})
-    return page
+    yield page
+    await page.close()
 
 
 async def test_it_tells_what_peers_told_and_of_how_many_it_is(page: SwarmPage) -> None:
@@ -151,13 +151,12 @@ def test_a_series_spans_the_life_of_a_run_in_a_bounded_number_of_points() -> Non
 async def test_one_address_that_holds_all_connections_keeps_no_other_out(
     page: SwarmPage,
 ) -> None:
-    door = SwarmDoor(page, "127.0.0.1", 0)
-    door.open()
+    page.open()
     request = b"GET /swarm.css HTTP/1.1\r\nHost: x\r\n\r\n"
 
     async def connect(source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(
-            "127.0.0.1", door.port, local_addr=(source, 0)
+            "127.0.0.1", page.port, local_addr=(source, 0)
         )
         writer.write(request)
         return reader, writer
@@ -179,4 +178,3 @@ async def test_one_address_that_holds_all_connections_keeps_no_other_out(
         finally:
             for writer in writers:
                 writer.close()
-            await door.close()
