@@ -24,8 +24,8 @@ from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default
 from lowcomm_node.planner.plan import Plan, plan
 from lowcomm_node.planner.question import question_of, run_of
 from lowcomm_node.planner.words import plan_in_words
-from lowcomm_node.status.events import KINDS
-from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.events import KINDS, Contributed
+from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.document import ADDED
@@ -48,7 +48,7 @@ RECORDS: dict[str, type] = {
     "rounds": ExchangeEnded,
     "traffic": Limits,
     "ping": Ping,
-    "contribution": Contribution,
+    "contribution": Contributed,
     "plan": Plan,
 }
 """What ``--json`` prints, by its name in docs/json-schema.json."""

@@ -20,7 +20,7 @@ from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status import words
-from lowcomm_node.status.events import Contributed, Notice
+from lowcomm_node.status.events import Notice
 from lowcomm_node.system.command import check_port, ending_signals, importing, say
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.systemd import ServiceManager
@@ -88,7 +88,7 @@ def join(
         # At the end, whatever its cause, show where the model lies and what this node gave.
         if daemon.state.ready is not None:
             given = words.contribution(daemon.controls.status())
-            news = Notice(time(), Contributed(**vars(given))).to_json()
+            news = Notice(time(), given).to_json()
             text = words.tell_farewell(given, settings.home)
             say(json.dumps(news) if here.as_json else text)
     raise SystemExit(code)

@@ -18,7 +18,6 @@ from lowcomm_node.owner.rules import Hold
 from lowcomm_node.status.model import (
     AmendmentText,
     CheckpointStatus,
-    Contribution,
     Limits,
     Progress,
     read,
@@ -64,8 +63,19 @@ class SavingAgain(Event, name="saving-again"):
     """Checkpoints can be saved again."""
 
 
-class Contributed(Event, Contribution, name="contributed"):
-    """The last event of a node: what it has given to the run."""
+class Contributed(Event, name="contributed"):
+    """The last event of a node: what it has given to the run, and where its model lies."""
+
+    steps: int
+    """Inner steps of this node, from the beginning of the run."""
+    tokens: int
+    """Tokens that it has trained on, from the beginning of the run."""
+    exchanges: int
+    """Exchanges that were applied since this start."""
+    bytes_sent: int
+    """Bytes of contents sent since this start."""
+    checkpoint: str | None
+    """Folder of the newest checkpoint; null if there is none."""
 
 
 class OtherEvent(Event, name="other"):

@@ -318,19 +318,3 @@ class ExportedModel:
     """Swarm step of the checkpoint."""
     missing: str
     """Reason why it is no average of several peers; empty if it is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contribution:
-    """What a node has given to its run, and where its model lies."""
-
-    steps: int
-    """Inner steps of this node, from the beginning of the run."""
-    tokens: int
-    """Tokens that it has trained on, from the beginning of the run."""
-    exchanges: int
-    """Exchanges that were applied since this start."""
-    bytes_sent: int
-    """Bytes of contents sent since this start."""
-    checkpoint: str | None
-    """Folder of the newest checkpoint; null if there is none."""

@@ -13,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lowcomm_node.status.model import Limits, Status, SwarmStatus
+from lowcomm_node.status.model import Status, SwarmStatus
 from lowcomm_node.status.words import swarm_in_words
-from lowcomm_node.sync.history import ExchangeEnded, IntervalStatus
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.machine import EVERYBODY
 from lowcomm_node.system.units import (
     MISSING,
@@ -67,9 +67,15 @@ def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> Renderab
         state = "in force" if amendment.in_force else "to come"
         rows.append(("amended", Text(clean(f"{amendment.text} ({state})"))))
     if status.interval is not None and status.interval.cause is not None:
-        rows.append(("interval", _warning(_interval(status.interval))))
+        effective, written = status.interval.effective, status.interval.written
+        every = "" if effective is None else f"every {effective:.0f} steps, "
+        rows.append(("interval", _warning(f"{every}written {written}: {status.interval.reason}")))
     if limits.max_up or limits.max_down:
-        rows.append(("limits", _line(_limits(limits))))
+        up = f"↑ {write_rate(limits.up)} of {write_rate(limits.max_up)}"
+        down = f"↓ {write_rate(limits.down)} of {write_rate(limits.max_down)}"
+        rows.append(
+            ("limits", _line(f"{up}   {down}   {limits.peers} of {limits.max_peers} peers"))
+        )
     recent = [_round(one) for one in list(rounds)[-ROUNDS:][::-1]]
     recent += [Text("")] * (ROUNDS - len(recent))
     rows += zip(("rounds", "", "", ""), recent, strict=True)
@@ -204,18 +210,6 @@ def _troubles(swarm: SwarmStatus | None) -> list[str]:
         return [swarm.reason]
     shut = [door for door in swarm.doors if door.named and door.reason]
     return [f"{door.address} does not answer: {door.reason}" for door in shut[:3]]
-
-
-def _limits(limits: Limits) -> str:
-    up = f"↑ {write_rate(limits.up)} of {write_rate(limits.max_up)}"
-    down = f"↓ {write_rate(limits.down)} of {write_rate(limits.max_down)}"
-    return f"{up}   {down}   {limits.peers} of {limits.max_peers} peers"
-
-
-def _interval(interval: IntervalStatus) -> str:
-    effective = interval.effective
-    every = "" if effective is None else f"every {effective:.0f} steps, "
-    return f"{every}written {interval.written}: {interval.reason}"
 
 
 def _round(entry: ExchangeEnded) -> Text:

@@ -8,8 +8,8 @@ from typing import Any
 
 from lowcomm_node.node.messages import Evaluated, MicroBatch, Tokenizing
 from lowcomm_node.owner.sources import find_home
-from lowcomm_node.status.events import details
-from lowcomm_node.status.model import Contribution, Status
+from lowcomm_node.status.events import Contributed, details
+from lowcomm_node.status.model import Status
 from lowcomm_node.system.command import program
 from lowcomm_node.system.logs import Event
 from lowcomm_node.system.systemd import Condition
@@ -91,9 +91,9 @@ def summary(status: Status) -> str:
     )
 
 
-def contribution(status: Status) -> Contribution:
+def contribution(status: Status) -> Contributed:
     """The contribution of a node to its run, from its last status."""
-    return Contribution(
+    return Contributed(
         steps=status.trainer.steps or 0,
         tokens=status.trainer.tokens or 0,
         exchanges=status.exchanges.completed,
@@ -102,7 +102,7 @@ def contribution(status: Status) -> Contribution:
     )
 
 
-def tell_farewell(given: Contribution, home: Path) -> str:
+def tell_farewell(given: Contributed, home: Path) -> str:
     """Lines on what a node has given, where the model lies, and commands that use it."""
     option = "" if find_home() == home else f" --home {shlex.quote(str(home))}"
     lines = [

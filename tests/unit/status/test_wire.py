@@ -8,9 +8,9 @@ import pytest
 
 from helpers.statuses import make_exchange, make_peer, make_status
 from lowcomm_node.errors import Unhealthy
+from lowcomm_node.status.events import Contributed
 from lowcomm_node.status.model import (
     CheckpointStatus,
-    Contribution,
     Limits,
     PeerStatus,
     Ping,
@@ -69,7 +69,7 @@ KEYS: dict[type, str] = {
         seconds stages moments worst_block id""",
     Limits: "max_up max_down max_peers up down peers turned_away",
     Ping: "peer_id routes routes.route routes.round_trip routes.up routes.down routes.reason",
-    Contribution: "steps tokens exchanges bytes_sent checkpoint",
+    Contributed: "steps tokens exchanges bytes_sent checkpoint",
 }
 """The keys of release 0.2.0: programs read them."""
 
