@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from lowcomm_node.demo.result import DemoResult, bytes_in, node_result, tidy
+from lowcomm_node.demo.result import DemoResult, node_result, tidy
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.planner.run_template import TEXTS, write_template
@@ -272,7 +272,7 @@ class Demo:
             checkpoint=str(checkpoints[0]),
             home=str(home),
             report=str(home / "report.html"),
-            bytes=bytes_in(home),
+            bytes=sum(path.lstat().st_size for path in home.rglob("*") if path.is_file()),
         )
 
 

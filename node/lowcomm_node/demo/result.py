@@ -137,8 +137,3 @@ def tidy(homes: Sequence[Path], checkpoints: Sequence[Path]) -> None:
         useless += set(home.glob("runs/*/checkpoints/step-*")) - set(checkpoints)
         for folder in useless:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def bytes_in(folder: Path) -> int:
-    """The size of all files in a folder."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

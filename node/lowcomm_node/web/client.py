@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -70,15 +71,6 @@ def read_endpoint(home: Path) -> ControlEndpoint:
     return endpoint
 
 
-def _asks(query: Query[T]) -> Callable[..., T]:
-    """Make a method of the client that asks a query; it takes its parameters in their order."""
-
-    def ask(client: "ControlClient", *values: Any, **named: Any) -> T:
-        return client.ask(query, **dict(zip(query.parameters, values, strict=False)), **named)
-
-    return ask
-
-
 class ControlClient:
     """A connection to the daemon of one home; use as a context manager.
 
@@ -109,22 +101,23 @@ class ControlClient:
     def __exit__(self, *error: object) -> None:
         self._http.close()
 
-    def ask(self, query: Query[T], **asked: Any) -> T:
-        """The answer to a query; parameters that are not given have their defaults."""
+    def ask(self, query: Query[T], *values: Any, **named: Any) -> T:
+        """The answer to a query: values in the order of its parameters, or by name."""
+        asked = dict(zip(query.parameters, values, strict=False)) | named
         return read(query.answer, self._call(query, **asked))
 
-    status = _asks(api.STATUS)
-    peers = _asks(api.PEERS)
-    rounds = _asks(api.ROUNDS)
-    story = _asks(api.STORY)
-    finish = _asks(api.FINISH)
-    stop = _asks(api.STOP)
-    pause = _asks(api.PAUSE)
-    resume = _asks(api.RESUME)
-    generate = _asks(api.GENERATE)
-    doctor = _asks(api.DOCTOR)
-    ping = _asks(api.PING)
-    gather = _asks(api.GATHER)
+    status = partialmethod(ask, api.STATUS)
+    peers = partialmethod(ask, api.PEERS)
+    rounds = partialmethod(ask, api.ROUNDS)
+    story = partialmethod(ask, api.STORY)
+    finish = partialmethod(ask, api.FINISH)
+    stop = partialmethod(ask, api.STOP)
+    pause = partialmethod(ask, api.PAUSE)
+    resume = partialmethod(ask, api.RESUME)
+    generate = partialmethod(ask, api.GENERATE)
+    doctor = partialmethod(ask, api.DOCTOR)
+    ping = partialmethod(ask, api.PING)
+    gather = partialmethod(ask, api.GATHER)
 
     def events(self) -> Iterator[Notice]:
         """Events as they happen, until the daemon ends."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.statuses import make_status
-from lowcomm_node.demo.result import DemoResult, bytes_in, node_result, render, tidy
+from lowcomm_node.demo.result import DemoResult, node_result, render, tidy
 from lowcomm_node.status.model import Status
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
@@ -102,4 +102,3 @@ def test_only_what_somebody_may_use_stays(tmp_path: Path) -> None:
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
     )
     assert left == ["node-1/log.jsonl", (last / "file").relative_to(tmp_path).as_posix()]
-    assert bytes_in(tmp_path) == 101
