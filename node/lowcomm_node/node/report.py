@@ -97,7 +97,7 @@ def report(state: NodeState) -> Status:
         leaving=state.departure.left,
         swarm=state.rejoin.describe() if state.rejoin else None,
         pause=state.availability.hold,
-        schedule=_schedule(state.availability),
+        schedule=None if (hours := state.availability.schedule) is None else str(hours),
         uptime=monotonic() - state.began,
         trainer=_trainer(state),
         exchanges_running=running,
@@ -209,10 +209,6 @@ def _amendments(state: NodeState) -> tuple[AmendmentStatus, ...]:
         AmendmentStatus(**one.to_json(), text=str(one), in_force=one.at <= step)
         for one in state.course.chain.links
     )
-
-
-def _schedule(availability: Availability) -> str | None:
-    return None if availability.schedule is None else str(availability.schedule)
 
 
 def _trainer(state: NodeState) -> TrainerStatus:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from time import time
 
 from lowcomm_node.catalogue import WaitCode, WarningCode
@@ -95,6 +96,7 @@ class Run:
         )
         self.training = Training(state, signed, admission, self.exchanger)
         self.training.on_built = self._serve_state
+        self._drop_removed = partial(self.exchanger.drop, admission.admission.barred)
         self.training.on_removals = self._drop_removed
         # Calls of peers: exchanges, and pieces of files and of our state.
         self.swap, self.fetch = self.exchanger.serve, self._pieces.serve
@@ -183,9 +185,6 @@ class Run:
             held_out_loss=loss if 0 <= loss < MAX_LOSS else 0.0,
             exchanges=self.exchanger.history.outcomes[Outcome.APPLIED],
         )
-
-    def _drop_removed(self) -> None:
-        self.exchanger.drop(self._admission.admission.barred)
 
     def _hear_amendments(self, news: list[Amendment]) -> None:
         self._entry.tell_amendments(news)

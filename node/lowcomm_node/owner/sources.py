@@ -21,6 +21,7 @@ from lowcomm_protocol.spec.document import expected_in_words
 PREFIX = "LOWCOMM_"
 OTHERS = "LOWCOMM_BOOTSTRAP_"
 """Of the bootstrap server, which may have the same environment."""
+LISTED = "`lowcomm-node config` lists all settings."
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ def load_settings(
     warnings: list[str] = []
     for key, name in variables.items():
         if key not in known:
-            near = [f"did you mean {PREFIX}{one.upper()}?" for one in _nearest(key)]
-            near = near or ["`lowcomm-node config` lists all settings."]
-            text = f"environment: the variable {name} is no setting and has no effect; {near[0]}"
+            near = get_close_matches(key, known, 1)
+            meant = f"did you mean {PREFIX}{near[0].upper()}?" if near else LISTED
+            text = f"environment: the variable {name} is no setting and has no effect; {meant}"
             warnings.append(text)
     return LoadedSettings(_validate(values, sources), sources, tuple(warnings))
 
@@ -130,12 +131,8 @@ def _validate(values: dict[str, Any], sources: Mapping[str, str]) -> NodeSetting
         raise ConfigError(f"settings: {message}.")
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        near = [f"did you mean {one}?" for one in _nearest(key)]
-        known = f"known: {', '.join(NodeSettings.model_fields)}."
-        raise ConfigError(f"{sources[key]}: unknown key {key!r}; {[*near, known][0]}")
+        near = get_close_matches(key, NodeSettings.model_fields, 1)
+        meant = f"did you mean {near[0]}?" if near else LISTED
+        raise ConfigError(f"{sources[key]}: unknown key {key!r}; {meant}")
     shown = "..." if kind_of(key) is SecretStr else repr(str(values[key])[:200])
     raise ConfigError(f"{sources[key]}: {key} = {shown}: {message}.")
-
-
-def _nearest(key: str) -> list[str]:
-    return get_close_matches(key, NodeSettings.model_fields, 1)

@@ -4,7 +4,7 @@ library.
     READY=1                 once: the process works, or waits for others with a reason
     EXTEND_TIMEOUT_USEC=... at each tick until then, and while it leaves: it is not stuck, since
                             what it waits for has a deadline of its own
-    STATUS=...              one line when it has changed, at most every STATUS_EVERY seconds
+    STATUS=...              one line when it has changed
     WATCHDOG=1              twice per period of the manager, while nothing is overdue
     STOPPING=1              once
 
@@ -24,7 +24,6 @@ from lowcomm_node.system.units import clean
 
 TICK = 1.0
 """Seconds between two checks for news."""
-STATUS_EVERY = 5.0
 MAX_STATUS = 400
 """Characters. systemd drops datagrams of more than 4096 bytes."""
 EXTENSION = 60.0
@@ -54,8 +53,7 @@ class ServiceManager:
         self._address = "\0" + address[1:] if address and address[0] == "@" else address
         self._watchdog = watchdog
         self._ready = self._stopping = False
-        self._line, self._line_at = "", -STATUS_EVERY
-        self._fed_at = -float("inf")
+        self._line, self._fed_at = "", -float("inf")
         self._overdue: str | None = None
         self._period = TICK if watchdog is None else min(TICK, watchdog / 8)
         """Seconds between two ticks."""
@@ -95,9 +93,8 @@ class ServiceManager:
         if (now.leaving or not (self._ready or self._stopping)) and now.overdue is None:
             self._send(f"EXTEND_TIMEOUT_USEC={EXTENSION * 1e6:.0f}")
         line = clean(now.overdue or now.line)[:MAX_STATUS]
-        is_time = line != self._line and time - self._line_at >= STATUS_EVERY
-        if is_time and self._send(f"STATUS={line}"):
-            self._line, self._line_at = line, time
+        if line != self._line and self._send(f"STATUS={line}"):
+            self._line = line
         if now.overdue is not None and now.overdue != self._overdue:
             log.error("service.overdue", reason=now.overdue)
         self._overdue = now.overdue
