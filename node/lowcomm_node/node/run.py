@@ -24,8 +24,7 @@ from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import ask_server, name_of
 from lowcomm_node.swarm.hosts import any_host, in_numbers, listening
-from lowcomm_node.swarm.membership import Listeners, Membership
-from lowcomm_node.swarm.own_record import OwnRecord
+from lowcomm_node.swarm.membership import Listeners, Membership, OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import Tasks, endure

@@ -19,13 +19,22 @@ from lowcomm_node.net.peer_channel import OTHER_CERTIFICATE
 from lowcomm_node.net.targets import places_of
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import Tasks, endure, repeat
 from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What, in_words
+from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.records import MAX_RECORD_BYTES, PeerInfo, Phase
+from lowcomm_protocol.peers.records import (
+    MAX_ENTRY_POINTS,
+    MAX_RECORD_BYTES,
+    PeerInfo,
+    Phase,
+    Told,
+    next_issue,
+    read_record,
+    write_record,
+)
 from lowcomm_protocol.peers.roster import MAX_PEERS, PROBE_EVERY, Roster
 from lowcomm_protocol.spec.run import SignedRun
 
@@ -66,6 +75,58 @@ class Listeners:
     """Peers were removed, or admission was amended."""
     on_barred: Callable[[NotAdmitted], None]
     """The run does not admit us any more."""
+
+
+@dataclass(kw_only=True)
+class OwnRecord:
+    """What this node announces of itself."""
+
+    identity: Identity
+    run_id: str
+    certificate: bytes
+    """Key of our TLS certificate."""
+    addresses: tuple[str, ...]
+    """``host:port`` of our Exchange service."""
+    progress: Callable[[], tuple[int, int, float]]
+    """Swarm step, own inner steps, tokens a second."""
+    told: Callable[[], Told] = Told
+    """What people see of us."""
+    phase: Phase = Phase.JOINING
+    last_issued: float = 0.0
+
+    def follow(self, data: bytes, continues: bool) -> bool:
+        """Whether a record under our peer id is newer than our last one.
+
+        ``continues``: it may be ours from before a restart, so new ones are issued after it, or a
+        clock set back would make them look outdated. Otherwise another process has our identity.
+        """
+        with suppress(LowcommError):
+            info = read_record(data, time())
+            if info.peer_id == self.identity.peer_id and info.issued > self.last_issued:
+                self.last_issued = info.issued if continues else self.last_issued
+                return True
+        return False
+
+    def sign(self, life: float, entry_points: tuple[str, ...], claim: bytes) -> bytes:
+        """A serialized SignedRecord that is valid for ``life`` seconds from now."""
+        swarm_step, steps, speed = self.progress()
+        self.last_issued = next_issue(time(), self.last_issued)
+        info = PeerInfo(
+            peer_id=self.identity.peer_id,
+            run_id=self.run_id,
+            phase=self.phase,
+            issued=self.last_issued,
+            expires=self.last_issued + life,
+            addresses=self.addresses,
+            certificate=self.certificate,
+            swarm_step=swarm_step,
+            steps=steps,
+            tokens_per_second=speed,
+            entry_points=entry_points[:MAX_ENTRY_POINTS],
+            claim=claim,
+            told=self.told(),
+        )
+        return write_record(info, self.identity)
 
 
 class Membership:
@@ -216,13 +277,14 @@ class Membership:
     async def look(self) -> None:
         """Read the records in the DHT, and greet new peers."""
         await self._look_for_removals()
+        own = self.roster.own_peer_id
         records = await self._discovery.lookup(peers_key(self._run.run_id))
-        is_newer = self.own.follow(records.get(self.own.peer_id, b""), not self._has_looked)
+        is_newer = self.own.follow(records.get(own, b""), not self._has_looked)
         if self._has_looked and is_newer and not self._is_twin_seen:
             self._is_twin_seen = True
             self._listeners.warn(
                 WarningCode.IDENTITY_IN_USE,
-                f"another process takes part as {self.own.peer_id}: end it, or start this one with "
+                f"another process takes part as {own}: end it, or start this one with "
                 "a --home of its own; a copied home needs its identity.key moved away",
             )
         self._has_looked = True
@@ -233,7 +295,7 @@ class Membership:
             if self.roster.liveness.is_proved(info.peer_id, time()):
                 self._learn_entry_points(info)
         if self._rejoin is not None:
-            self._rejoin.listed(set(records) - {self.own.peer_id})
+            self._rejoin.listed(set(records) - {own})
         try:
             self._run_admission.check_ourselves(time())
         except NotAdmitted as error:
@@ -337,7 +399,7 @@ class Membership:
     async def _publish(self) -> None:
         key, life = peers_key(self._run.run_id), self._settings.record_life
         try:
-            await self._discovery.publish(key, self.own.peer_id, self._record(), life)
+            await self._discovery.publish(key, self.roster.own_peer_id, self._record(), life)
         except LowcommError as error:
             reason = f"our record could not be published: {error}"
             self._listeners.warn(WarningCode.RECORD_NOT_PUBLISHED, reason)

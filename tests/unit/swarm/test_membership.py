@@ -23,8 +23,7 @@ from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm import membership as membership_module
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.membership import Listeners, Membership
-from lowcomm_node.swarm.own_record import OwnRecord
+from lowcomm_node.swarm.membership import Listeners, Membership, OwnRecord
 from lowcomm_protocol.errors import Reason, Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -302,7 +301,7 @@ async def test_a_node_whose_clock_was_ahead_for_a_moment_is_believed_at_once(
 ) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     with monkeypatch.context() as patch:
-        patch.setattr("lowcomm_node.swarm.own_record.time", lambda: time() + 3600)
+        patch.setattr("lowcomm_node.swarm.membership.time", lambda: time() + 3600)
         assert bob.roster.hear(ada.membership._record(), time()) is None
     assert bob.roster.hear(ada.membership._record(), time()) is not None
 
