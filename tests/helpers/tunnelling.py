@@ -91,9 +91,8 @@ class End:
     async def call(self, other: PeerInfo, timeout: float = 300) -> CallerStream:
         """Begin a Swap with another."""
         stub = await self.channels.stub(other)
-        return CallerStream(
-            stub.Swap(metadata=self.channels.metadata(other.peer_id), timeout=timeout)
-        )
+        call = stub.Swap(metadata=self.channels.metadata(other.peer_id), timeout=timeout)
+        return CallerStream(call, self.channels.meter(other.peer_id))
 
     async def introduce(self, other: PeerInfo) -> str:
         """What another answers to Describe: as whom it knows us."""

@@ -183,7 +183,7 @@ class PeerSession:
     async def _stream(self) -> None:
         channels, name = self._fetch.channels, self.peer.peer_id
         call = (await channels.stub(self.peer)).Fetch(metadata=channels.metadata(name))
-        stream = CallerStream(call)
+        stream = CallerStream(call, channels.meter(name))
         try:
             await stream.send(pb.FetchRequest(enter=self._download.enter))
             opened = await self._wait_for_turn(stream)

@@ -22,7 +22,7 @@ from lowcomm_node.net.server import ExchangeServer, ExchangeService, Handlers, O
 from lowcomm_node.net.stream import SWAP, read_frame, write_frame
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.net.tls import Gatekeeper, make_certificate
-from lowcomm_node.net.traffic import MeteredStub, Traffic
+from lowcomm_node.net.traffic import Meter, Traffic
 from lowcomm_protocol.errors import LowcommError, Refusals
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.peers.records import PeerInfo
@@ -55,21 +55,40 @@ class Channels:
         self._peers: OrderedDict[str, PeerChannel] = OrderedDict()
         self.dialer = Dialer(gatekeeper, pipes, targets, refusals or Refusals(), flow)
 
-    async def stub(self, peer: PeerInfo) -> MeteredStub:
+    async def stub(self, peer: PeerInfo) -> Any:
         """The service of a peer, over the best route. Raises LinkLost with the reason if there is
         none."""
         peer_channel = await self._peer_channel(peer)
-        peer_channel.on_call(1)  # or eviction could close it before its first call
+        peer_channel.calls += 1  # or eviction could close it before its first call
         try:
             channel = await peer_channel.channel(peer)
         finally:
-            peer_channel.on_call(-1)
+            peer_channel.calls -= 1
         stub: Any = ExchangeStub(channel)
         # So protobuf does not copy the bytes of contents.
         stub.Swap = channel.stream_stream(
             SWAP, request_serializer=write_frame, response_deserializer=read_frame
         )
-        return MeteredStub(stub, self._traffic.of(peer.peer_id), peer_channel.on_call)
+
+        def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                begun = method(*arguments, **options)
+                peer_channel.calls += 1
+                begun.add_done_callback(ended)
+                return begun
+
+            return call
+
+        def ended(_: Any) -> None:
+            peer_channel.calls -= 1
+
+        for name in ("Swap", "Fetch", "Describe"):
+            setattr(stub, name, counted(getattr(stub, name)))
+        return stub
+
+    def meter(self, peer_id: str) -> Meter:
+        """Counts the contents to and from a peer."""
+        return self._traffic.of(peer_id)
 
     async def renew(self, flow: Options) -> None:
         """Open later channels with other options, and close idle ones until there are no more peers

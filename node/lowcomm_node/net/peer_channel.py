@@ -233,10 +233,6 @@ class PeerChannel:
         """Whether any route is open."""
         return bool(self._open)
 
-    def on_call(self, more: int) -> None:
-        """Count a call that has begun (1) or ended (-1)."""
-        self.calls += more
-
     def renew(self, *routes: Route) -> None:
         """Open these routes anew with the next call, or all. Calls under way may end on the
         existing ones."""

@@ -16,13 +16,12 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-import grpc
 from grpc import aio
 
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.routes import RouteSpeed
-from lowcomm_node.net.stream import explain
+from lowcomm_node.net.stream import CallerStream
 from lowcomm_node.system.quota import Allowed, Quota, prefixes_of
 from lowcomm_protocol.errors import in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -37,8 +36,6 @@ BUSY_SECONDS = 5.0
 """Seconds of traffic queued at our own limits; beyond that a ping would measure the limits."""
 CALL_SECONDS = 60.0
 REFUSE_DEADLINE = 5.0
-WHY_SECONDS = 2.0
-"""For gRPC to report how a call ended."""
 SAMPLES = 7
 MAX_SECONDS, MAX_BYTES = 2.0, 8_000_000
 """Of one direction; answers to pings in flight are still awaited then."""
@@ -143,7 +140,7 @@ class PingCall:
     def __init__(
         self, call: Any, bandwidth: Bandwidth, clock: Callable[[], float] = monotonic
     ) -> None:
-        self._call = call
+        self._stream = CallerStream(call)
         self._bandwidth = bandwidth
         self._clock = clock
 
@@ -188,37 +185,22 @@ class PingCall:
         await self._bandwidth.up.pass_(len(ping.content))
         # Pay for the pong before asking for it, so that the measured time is the peer's alone.
         await self._bandwidth.down.pass_(ping.wanted)
-        try:
-            await self._call.write(ping)
-        except (grpc.RpcError, asyncio.InvalidStateError):
-            raise LinkLost(await self._why()) from None
+        await self._stream.send(ping)
 
     async def _receive(self, size: int) -> None:
         """Await a pong with ``size`` bytes of content."""
         try:
             async with asyncio.timeout(ANSWER_DEADLINE):
-                pong = await self._call.read()
+                pong = await self._stream.receive()
         except TimeoutError:
             raise LinkLost(f"answered no ping within {ANSWER_DEADLINE:.0f} s") from None
-        except grpc.RpcError:
-            pong = None
-        if not isinstance(pong, pb.Pong):
-            raise LinkLost(await self._why())
+        if pong is None:
+            raise LinkLost("broke off")
         if pong.refused:
             raise LinkLost(in_words(pong.refused))
         if len(pong.content) != size:
             came = len(pong.content)
             raise LinkLost(f"answered a ping with {came} bytes where {size} were asked for")
-
-    async def _why(self) -> str:
-        try:
-            async with asyncio.timeout(WHY_SECONDS):
-                code, details = await self._call.code(), await self._call.details()
-        except TimeoutError:
-            return "broke off"
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return "answers no pings: its release is too old"
-        return explain(code, details)
 
 
 async def measure_channel(
@@ -227,10 +209,6 @@ async def measure_channel(
     """Latency and rates over a connected channel. Raises LinkLost, ProtocolViolation."""
     call = ExchangeStub(channel).Ping(metadata=metadata, timeout=CALL_SECONDS)
     try:
-        speed = await PingCall(call, bandwidth).measure()
-        await call.done_writing()
-        return speed
-    except (grpc.RpcError, asyncio.InvalidStateError):
-        raise LinkLost("broke off") from None
+        return await PingCall(call, bandwidth).measure()
     finally:
         call.cancel()

@@ -137,11 +137,13 @@ class Stream(Protocol):
 class CallerStream:
     """The caller's end."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, meter: Meter | None = None) -> None:
         self._call = call
+        self._meter = meter or Meter()
 
     async def send(self, frame: Message | ChunkFrame) -> None:
         await self._wait(self._call.write(frame))
+        self._meter.up.add(frame.ByteSize())
 
     async def receive(self) -> Any:
         frame = await self._wait(self._call.read())
@@ -151,6 +153,7 @@ class CallerStream:
             return None
         if frame is None:  # what gRPC makes of bytes that it can't parse
             raise ProtocolViolation(_NO_FRAME)
+        self._meter.down.add(frame.ByteSize())
         return frame
 
     async def close(self) -> None:

@@ -11,7 +11,6 @@ the buffers on the path.
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
 
 from cachetools import LRUCache
 
@@ -68,47 +67,3 @@ class Traffic:
         """The meter of one peer."""
         meter = self._meters[peer_id] = self._meters.get(peer_id) or Meter(self._clock)
         return meter
-
-
-class MeteredStub:
-    """A service stub that counts the bytes of its streams, and reports calls that begin and end."""
-
-    def __init__(self, stub: Any, meter: Meter, changed: Callable[[int], None]) -> None:
-        """``changed`` receives 1 when a call begins, and -1 when it ends."""
-        self._stub = stub
-        self._meter = meter
-        self._changed = changed
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._stub, name)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            begun = method(*arguments, **options)
-            self._changed(1)
-            begun.add_done_callback(lambda _: self._changed(-1))
-            return begun if name == "Describe" else MeteredCall(begun, self._meter)
-
-        return call
-
-
-class MeteredCall:
-    """A gRPC call that counts its bytes."""
-
-    def __init__(self, call: Any, meter: Meter) -> None:
-        self._call = call
-        self._meter = meter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._call, name)
-
-    async def write(self, message: Any) -> None:
-        """Send one message."""
-        await self._call.write(message)
-        self._meter.up.add(message.ByteSize())
-
-    async def read(self) -> Any:
-        """The next message, or gRPC's marker of the end."""
-        message = await self._call.read()
-        if size := message.ByteSize() if hasattr(message, "ByteSize") else 0:
-            self._meter.down.add(size)
-        return message

@@ -388,7 +388,8 @@ class Exchanger:
         stub = await self.channels.stub(info)
         # Ends a call that all our own deadlines have missed. gRPC would keep it for ever.
         timeout = 2 * self.peer.budget.deadlines.longest + 60
-        return CallerStream(stub.Swap(metadata=self.channels.metadata(peer), timeout=timeout))
+        call = stub.Swap(metadata=self.channels.metadata(peer), timeout=timeout)
+        return CallerStream(call, self.channels.meter(peer))
 
     @property
     def roster(self) -> Roster:
