@@ -1,6 +1,5 @@
 """The command line of the bootstrap server."""
 
-import asyncio
 import json
 import os
 import sys
@@ -11,10 +10,10 @@ import typer
 
 from lowcomm_node.errors import ConfigError, Unhealthy
 from lowcomm_node.net.p2pd import RelayLimits, find_p2pd, listeners, numeric
-from lowcomm_node.system.command import check_system, exit_code, raise_descriptors, tell_usage
+from lowcomm_node.system.app import add_version, run_app, run_async
+from lowcomm_node.system.command import check_system, raise_descriptors
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.units import read_size, write_size
-from lowcomm_protocol.errors import LowcommError
 
 app = typer.Typer(
     help="The door to a swarm: peers enter the DHT here, and runs stay published.",
@@ -56,20 +55,7 @@ Web = Annotated[
 _RELAY = RelayLimits()
 
 
-@app.callback(invoke_without_command=True)
-def version(
-    show: Annotated[
-        bool,
-        typer.Option("--version", help="Show release, commit and protocol.", is_eager=True),
-    ] = False,
-) -> None:
-    """Show the version, or go on to the command."""
-    if show:
-        from lowcomm_node.system.release import describe
-        from lowcomm_protocol import PROTOCOL_VERSION
-
-        print(f"lowcomm-bootstrap {describe(PROTOCOL_VERSION)}")
-        raise typer.Exit
+add_version(app, "lowcomm-bootstrap")
 
 
 @app.command()
@@ -93,12 +79,6 @@ def serve(
 ) -> None:
     """Serve until stopped. Prints what volunteers have to type."""
     folder = _prepare(home, quiet, verbose, json_, serves=True)
-    try:
-        import uvloop
-    except ImportError:
-        run_loop = asyncio.run
-    else:
-        run_loop = uvloop.run
     from lowcomm_bootstrap.serving import serve as serving
     from lowcomm_bootstrap.serving import teller
     from lowcomm_node.dht.hivemind import DhtSettings
@@ -113,8 +93,7 @@ def serve(
     )  # fmt: skip
     page = (address, web) if web is not None else None
     tell = teller(json_, quiet)
-    code = run_loop(serving(folder, dht, run or (), closed, max_runs, tell, page))
-    raise SystemExit(code)
+    run_async(serving(folder, dht, run or (), closed, max_runs, tell, page))
 
 
 @app.command()
@@ -172,22 +151,8 @@ def healthy(
 
 
 def main() -> None:
-    """Run a command; errors become one line and an exit code."""
-    try:
-        code = app(standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads our output any more
-        raise SystemExit(1) from None
-    except (LowcommError, OSError) as error:
-        if {"-v", "--verbose"} & set(sys.argv):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(exit_code(error)) from None
-    except Exception as error:
-        code = tell_usage(error)
-        if code is None:
-            raise
-    raise SystemExit(code)
+    """Run a command, and end with its exit code."""
+    raise SystemExit(run_app(app, find_p2pd))
 
 
 def _size(text: str) -> int:

@@ -34,8 +34,8 @@ async def serve(
     max_runs: int,
     tell: Tell,
     web: tuple[str, int] | None,
-) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP; the exit code. Raises LowcommError that ended it.
+) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP. Raises LowcommError that ended it.
 
     ``web``: where the swarm's page listens; None: there is none.
     """
@@ -85,7 +85,6 @@ async def serve(
                 await page.close()
             await prober.close()
             await discovery.close()
-    return 0
 
 
 def _stop_on_signal(serving: asyncio.Task[Any] | None, manager: ServiceManager) -> None:

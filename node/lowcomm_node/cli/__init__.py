@@ -1,6 +1,6 @@
 """The command line ``lowcomm-node``: one file a group of commands.
 
-common      options that commands share, errors, exit codes
+common      options that commands share
 create      init, create, plan: a new run
 members     invite, remove, amend: a run created here
 join        the node itself
@@ -10,30 +10,15 @@ results     checkpoint, generate, report, track
 machine     doctor, ping, id, paths, config, demo
 """
 
-from typing import Annotated
-
-import typer
-
-from lowcomm_node.cli import common, create, join, machine, members, results, running  # noqa: F401 - their order is that of the help
+from lowcomm_node.cli import create, join, machine, members, results, running  # noqa: F401 - their order is that of the help
 from lowcomm_node.cli.common import app
+from lowcomm_node.net.p2pd import find_p2pd
+from lowcomm_node.system.app import add_version, run_app
 from lowcomm_node.system.command import end
 
-
-@app.callback(invoke_without_command=True)
-def version(
-    show: Annotated[
-        bool, typer.Option("--version", help="Show release, commit and protocol.", is_eager=True)
-    ] = False,
-) -> None:
-    """Show the version, or go on to the command."""
-    if show:
-        from lowcomm_node.system.release import describe
-        from lowcomm_protocol import PROTOCOL_VERSION
-
-        print(f"lowcomm-node {describe(PROTOCOL_VERSION)}")
-        raise typer.Exit
+add_version(app, "lowcomm-node")
 
 
 def main() -> None:
     """Entry point: an error on purpose becomes one line and its exit code."""
-    end(common.run(app))
+    end(run_app(app, find_p2pd))

@@ -1,13 +1,9 @@
-"""The command line itself: options that commands share, output, errors, and exit codes."""
+"""The command line itself: options that commands share, and output."""
 
-import asyncio
-import errno
 import json
-import os
 import re
 import sys
-import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import wraps
@@ -18,18 +14,15 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from lowcomm_node.catalogue import code_of
-from lowcomm_node.errors import ConfigError, NodeError
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, kind_of
 from lowcomm_node.owner.settings import flag_of as flag_of_setting
 from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
 from lowcomm_node.status.model import to_json
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.system.command import INTERRUPTED, exit_code, tell_usage
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.units import read_duration
 from lowcomm_node.web.client import ControlClient
-from lowcomm_protocol.errors import LowcommError
 
 app = typer.Typer(
     help="Train one model together with peers that you do not know, over ordinary internet links.",
@@ -37,7 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_VERBOSE = re.compile(r"-v+|--verbose")
 _HELP = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
@@ -202,75 +194,3 @@ def read_settings(flags: dict[str, Any]) -> LoadedSettings:
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return loaded
-
-
-# errors and exit codes
-
-
-def run(app: typer.Typer) -> int:
-    """Run a command line; its exit code."""
-    try:
-        try:
-            code = app(standalone_mode=False)
-        except SystemExit as stop:
-            code = 1 if isinstance(stop.code, str) else stop.code
-        sys.stdout.flush()  # what is buffered must fail here, not in Python's own exit
-        return code or 0
-    except LowcommError as error:
-        return _fail(error)
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):
-            return _fail(NodeError(_in_words(error)))
-        # The reader of our output, or the terminal, has gone; Python would complain about it once
-        # more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except ModuleNotFoundError as error:
-        from lowcomm_node.net.p2pd import find_p2pd
-        from lowcomm_node.system.command import ONLY_ELSEWHERE, check_system
-
-        if error.name not in ONLY_ELSEWHERE:
-            raise
-        try:
-            check_system(find_p2pd)
-        except NodeError as reason:
-            return _fail(reason)
-        raise
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Exception as error:
-        code = tell_usage(error)
-        if code is None:
-            raise
-        return code
-
-
-def _in_words(error: OSError) -> str:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if error.filename is not None:
-        remedy = "free some" if is_full else "correct its permissions"
-        return f"{error.filename}: {error.strerror}: name another path, or {remedy}."
-    if is_full:
-        return f"{error.strerror}: free some where this command writes, or where its output goes."
-    return f"{error.strerror or error}: --verbose shows where."
-
-
-def _fail(error: LowcommError) -> int:
-    """One line on stderr, and a JSON object where a program reads; for -v the traceback as well."""
-    status, arguments = exit_code(error), sys.argv[1:]
-    if any(_VERBOSE.fullmatch(argument) for argument in arguments):
-        traceback.print_exc()
-    if "--json" in arguments:
-        content = {"error": str(error), "code": code_of(type(error)), "exit_code": status}
-        print(json.dumps(content))
-    print(f"error: {error}", file=sys.stderr)
-    return status
-
-
-def run_async(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run on uvloop where it is there, else on asyncio's own loop."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Here, command, option, run_async, setting
+from lowcomm_node.cli.common import Here, command, option, setting
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.system.app import run_async
 
 LINE = [
     option("up", str, "What a peer's line sends, a second.", metavar="20Mbit"),

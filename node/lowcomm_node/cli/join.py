@@ -15,12 +15,13 @@ import psutil
 import typer
 from rich.live import Live
 
-from lowcomm_node.cli.common import Here, command, read_settings, run_async, setting_options
+from lowcomm_node.cli.common import Here, command, read_settings, setting_options
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status import words
 from lowcomm_node.status.events import Notice
+from lowcomm_node.system.app import run_async
 from lowcomm_node.system.command import check_port, ending_signals, importing, say
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.systemd import ServiceManager

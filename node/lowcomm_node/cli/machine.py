@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lowcomm_node.cli.common import Here, command, read_settings, run_async, setting
+from lowcomm_node.cli.common import Here, command, read_settings, setting
 from lowcomm_node.doctor.findings import Finding, exit_code
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
 from lowcomm_node.storage.paths import Paths
+from lowcomm_node.system.app import run_async
 from lowcomm_node.system.units import clean, milliseconds, rate
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red", "unknown": "dim"}

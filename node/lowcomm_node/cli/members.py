@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Here, command, run_async, setting
+from lowcomm_node.cli.common import Here, command, setting
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.system.app import run_async
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(r"([1-9]\d{0,8})([smhdw])")

@@ -20,11 +20,9 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import requires
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from lowcomm_node.errors import ConfigError, Incompatible, NodeError, PortInUse
-from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
-from lowcomm_protocol.spec.document import expected_in_words
+from lowcomm_node.errors import Incompatible, PortInUse
 
 INTERRUPTED = 130
 _LOG = logging.getLogger("lowcomm")
@@ -47,15 +45,6 @@ def run_command(module: str) -> NoReturn:
     end(code)
 
 
-def exit_code(error: LowcommError | OSError) -> int:
-    """The exit code that an error ends a command with (docs/design.md)."""
-    if isinstance(error, NodeError):
-        return error.exit_code
-    if isinstance(error, VersionError):
-        return 5
-    return ConfigError.exit_code if isinstance(error, SpecError | SignatureError) else 1
-
-
 def end(code: int) -> NoReturn:
     """End the process at once: unloading torch and gRPC takes seconds, which Docker may not
     wait."""
@@ -76,25 +65,6 @@ def was_interrupted(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-def tell_usage(error: Exception) -> int | None:
-    """Print an error of a command line; the exit code, or None for other errors.
-
-    Typer may bring its own copy of click, so its errors are known by their methods.
-    """
-    if not hasattr(error, "format_message"):
-        return None
-    click: Any = error
-    if hasattr(click.__cause__, "errors"):  # pydantic's
-        click.message = expected_in_words(click.__cause__.errors()[0])
-    if type(error).__name__ == "NoArgsIsHelpError":
-        click.show()
-    else:
-        path = getattr(getattr(error, "ctx", None), "command_path", "")
-        more = f" `{path} --help` shows what there is." if path else ""
-        print(f"error: {click.format_message().rstrip('.')}.{more}", file=sys.stderr)
-    return click.exit_code
 
 
 @contextmanager

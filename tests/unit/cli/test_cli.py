@@ -25,11 +25,13 @@ from lowcomm_node import errors as node_errors
 from lowcomm_node.catalogue import code_of
 from lowcomm_node.cli import app, common, running
 from lowcomm_node.errors import NotRunning
+from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
+from lowcomm_node.system.app import run_app
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import read_token
 from lowcomm_protocol.spec.presets import PRESETS
@@ -80,7 +82,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
     def run(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["lowcomm-node", *arguments])
-        code = common.run(app)
+        code = run_app(app, find_p2pd)
         captured = capsys.readouterr()
         return Ended(code, captured.out, captured.err)
 

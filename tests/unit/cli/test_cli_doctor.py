@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from lowcomm_node import cli
-from lowcomm_node.cli import common
+from lowcomm_node.net.p2pd import find_p2pd
+from lowcomm_node.system.app import run_app
 
 
 def end_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Run a command line in this process; its exit code."""
     monkeypatch.setattr(sys, "argv", ["lowcomm-node", *arguments])
-    return common.run(cli.app)
+    return run_app(cli.app, find_p2pd)
 
 
 def test_doctor_looks_at_the_machine_where_there_is_no_network(

@@ -13,13 +13,15 @@ from time import time
 import pytest
 
 from lowcomm_bootstrap import cli as bootstrap
-from lowcomm_node.cli import app, common
+from lowcomm_node.cli import app
 from lowcomm_node.cli.creator import with_entry_points
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.owner.settings import unused
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.storage.files import home_lock, lock
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_node.system.app import run_app
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
@@ -36,7 +38,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def call(program: str, *arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", [program, *arguments])
         if program == "lowcomm-node":
-            return common.run(app), capsys.readouterr().err
+            return run_app(app, find_p2pd), capsys.readouterr().err
         with pytest.raises(SystemExit) as ended:
             bootstrap.main()
         code = ended.value.code

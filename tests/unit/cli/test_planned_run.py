@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lowcomm_node.cli import app, common
+from lowcomm_node.cli import app
 from lowcomm_node.cli.creator import check_line
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.net.p2pd import find_p2pd
+from lowcomm_node.system.app import run_app
 from lowcomm_protocol.spec.run import parse_toml
 
 LINE = ["--up", "20Mbit", "--down", "50Mbit", "--step-seconds", "1", "--peers", "4"]
@@ -22,7 +24,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
     def run(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["lowcomm-node", *arguments])
-        code, told = common.run(app), capsys.readouterr()
+        code, told = run_app(app, find_p2pd), capsys.readouterr()
         assert code == 0, told.err
         return told.out
 

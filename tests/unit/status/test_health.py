@@ -19,8 +19,10 @@ from helpers.statuses import make_status
 from lowcomm_bootstrap.health import PATIENCE, begin_sign, check_health
 from lowcomm_node.cli import app, common
 from lowcomm_node.errors import Unhealthy
+from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.status.model import Status
 from lowcomm_node.status.words import PHASE_PATIENCE, SWARM_PATIENCE, judge_health
+from lowcomm_node.system.app import run_app
 from lowcomm_node.web.client import ControlClient
 
 LONG = 10 * max(PHASE_PATIENCE.values())
@@ -76,7 +78,7 @@ def test_a_node_that_does_not_run_or_does_not_answer_is_not_well(
         monkeypatch.setattr(
             sys, "argv", ["lowcomm-node", "healthy", "--home", str(tmp_path), *arguments]
         )
-        return common.run(app), capsys.readouterr().out
+        return run_app(app, find_p2pd), capsys.readouterr().out
 
     code, told = ask()
     assert (code, told.startswith(f"No node runs in {tmp_path}"), told.count("\n")) == (4, True, 1)

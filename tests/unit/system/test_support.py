@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lowcomm_node.cli import app, common
+from lowcomm_node.cli import app
 from lowcomm_node.errors import Incompatible
 from lowcomm_node.net.p2pd import find_p2pd
+from lowcomm_node.system.app import run_app
 from lowcomm_node.system.command import WINDOWS, check_system
 
 NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
@@ -46,7 +47,7 @@ def test_commands_that_need_a_swarm_say_so_at_once(
     monkeypatch.setenv("LOWCOMM_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["lowcomm-node", *command])
     monkeypatch.setattr(sys, "platform", "win32")
-    assert common.run(app) == Incompatible.exit_code
+    assert run_app(app, find_p2pd) == Incompatible.exit_code
     assert capsys.readouterr().err == f"error: {WINDOWS}\n"
     assert list(tmp_path.iterdir()) == []
 
