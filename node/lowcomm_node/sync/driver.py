@@ -79,7 +79,7 @@ class ExchangeDriver(ABC):
         self._noted: dict[str, float] = {}
         """When what ``moments`` tells came about (monotonic seconds)."""
         self._abandoning: set[str] = set()
-        """Peers that are being told why we give them up: their streams end after that."""
+        """Peers that we send the reason why we give them up: their streams end after that."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     # what pairs and groups do in their own ways
@@ -138,9 +138,9 @@ class ExchangeDriver(ABC):
         captured, sent, those of the others received and decoded, and all had confirmed (decided),
         as far as it came."""
         ended = {"sent": "send", "received": "receive"}
-        found = {name: self.stages.ended.get(stage) for name, stage in ended.items()}
-        told = {**self._noted, **found, "decided": self.one.decided}
-        return {name: round(at - self.one.began, 3) for name, at in told.items() if at is not None}
+        times = {name: self.stages.ended.get(stage) for name, stage in ended.items()}
+        times |= {**self._noted, "decided": self.one.decided}
+        return {name: round(at - self.one.began, 3) for name, at in times.items() if at is not None}
 
     def describe(self, now: float) -> ExchangeStatus:
         """What ``status`` shows of it."""
@@ -203,8 +203,8 @@ class ExchangeDriver(ABC):
     def carry_out(self, effect: events.Effect) -> None:
         """Carry out an effect of this exchange, at once or in a task.
 
-        Tasks begin in this order, and a link sends in the order of asking: what is told arrives as
-        it was decided."""
+        Tasks begin in this order, and a link sends in the order of asking: messages arrive as
+        they were decided."""
         match effect:
             case events.Dial(peer=peer):
                 self.calls[peer] = self._start(self._dial(peer))
@@ -235,7 +235,7 @@ class ExchangeDriver(ABC):
         """Cancel the stream of a peer that is lost, or its other end would wait for what can't come
         any more.
 
-        ``reason``: what it is told first; empty where its stream does not stand.
+        ``reason``: sent to it first; empty where its stream does not stand.
         """
         if reason:
             self._abandoning.add(peer)
@@ -301,8 +301,8 @@ class ExchangeDriver(ABC):
             what = {"fragment": self.fragment, "error": repr(error)}
             story = json.dumps(self.one.story.to_json())
             log.error("exchange.defect", **what, story=story, exc_info=error)
-            told = f"a defect: {error!r}; please report it with the log"
-            self.tell(events.GaveUp(reason=told, cause=events.Cause.OWN_FAULT))
+            why = f"a defect: {error!r}; please report it with the log"
+            self.tell(events.GaveUp(reason=why, cause=events.Cause.OWN_FAULT))
 
     async def _try(self, effect: Any) -> None:
         try:
@@ -429,8 +429,8 @@ class ExchangeDriver(ABC):
                 )
                 await self._prepare_missed()
         except LowcommError as error:
-            told = f"our contribution could not be captured: {error}"
-            self.tell(events.GaveUp(reason=told, cause=events.Cause.OWN_FAULT))
+            why = f"our contribution could not be captured: {error}"
+            self.tell(events.GaveUp(reason=why, cause=events.Cause.OWN_FAULT))
             return
         self.note("captured")
         self._captured.set()
@@ -473,11 +473,11 @@ class ExchangeDriver(ABC):
         self.worst_block = merged.worst_block
         for stage, seconds in merged.stages.items():
             self.stages.add(stage, seconds)
-        told = ["realigned"] if self.one.realign else []
+        details = ["realigned"] if self.one.realign else []
         if self.one.lacking and (missed := self.one.lacking.steps.get(self.peer.me)):
-            told.append(f"took over {missed} missed step{'s' if missed > 1 else ''}")
+            details.append(f"took over {missed} missed step{'s' if missed > 1 else ''}")
         if not all(effect.shards):
-            told.append(f"{sum(effect.shards)} of {len(effect.shards)} shards")
+            details.append(f"{sum(effect.shards)} of {len(effect.shards)} shards")
         self._finish(
             events.Merged(
                 swarm_step=merged.swarm_step,
@@ -486,7 +486,7 @@ class ExchangeDriver(ABC):
                 slow_digest=bytes.fromhex(merged.slow_digest),
                 momentum_digest=bytes.fromhex(merged.momentum_digest),
                 measured=replace(self._measured(), share=self._share()),
-                detail=", ".join(told),
+                detail=", ".join(details),
             )
         )
 
@@ -494,8 +494,8 @@ class ExchangeDriver(ABC):
         if self.one.members:  # or nothing was captured
             with suppress(TrainerError):
                 await self.trainer.ask(Drop(fragment=self.fragment))
-        told = f"{reason} {self._why_late}" if self._why_late else reason
-        self._finish(events.Dropped(reason=told, measured=self._measured()))
+        reason = f"{reason} {self._why_late}" if self._why_late else reason
+        self._finish(events.Dropped(reason=reason, measured=self._measured()))
 
     def _measured(self) -> events.Measured:
         now = monotonic()

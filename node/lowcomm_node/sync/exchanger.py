@@ -46,7 +46,7 @@ from lowcomm_protocol.spec.names import Table
 from lowcomm_protocol.spec.run import RunSpec
 
 LONG_WAIT = 10.0
-"""Seconds for which a peer has kept exchanges waiting in vain, from which on the owner is told."""
+"""Seconds of waiting for a peer in vain from which on the owner hears of it."""
 DRIVERS: Table[type[ExchangeDriver]] = Table(
     "kind of exchange",
     {
@@ -148,7 +148,7 @@ class Exchanger:
         self._trainer = trainer
         self.drifted.clear()
         count, kind = len(ready.sizes), self.peer.kind
-        told = events.TrainerReady(
+        event = events.TrainerReady(
             plan=ready.plan,
             sizes=ready.sizes,
             realign_sizes=ready.realign_sizes,
@@ -162,7 +162,7 @@ class Exchanger:
                 bytes.fromhex(digest) for digest in ready.momentum_digests or ("",) * count
             ),
         )
-        self.stimulate(told)
+        self.stimulate(event)
 
     # events in, effects out
 
@@ -255,8 +255,8 @@ class Exchanger:
         for driver in list(self._drivers.values()):
             gone = [peer for peer in driver.one.partners if barred(peer, now)]
             if gone:
-                told = f"{gone[0][-6:]} was removed from the run by its creator"
-                driver.tell(events.GaveUp(reason=told, cause=events.Cause.REMOVED))
+                why = f"{gone[0][-6:]} was removed from the run by its creator"
+                driver.tell(events.GaveUp(reason=why, cause=events.Cause.REMOVED))
 
     @property
     def exchanging(self) -> bool:
@@ -313,9 +313,9 @@ class Exchanger:
         if not long:
             return None
         worst = sorted(long, key=itemgetter(1), reverse=True)[:4]
-        told = ", ".join(f"{peer[-6:]} for {seconds:.0f} s" for peer, seconds in worst)
+        peers = ", ".join(f"{peer[-6:]} for {seconds:.0f} s" for peer, seconds in worst)
         return (
-            f"{len(long)} of the peers kept exchanges waiting, and nothing came of them ({told}): "
+            f"{len(long)} of the peers kept exchanges waiting, and nothing came of them ({peers}): "
             "they are left out for longer each time; see `lowcomm-node peers`"
         )
 
@@ -397,7 +397,7 @@ class Exchanger:
         return self.around.roster
 
     def heard(self, peer: str, refusal: Refusal | None = None) -> None:
-        """A peer has made an offer, or has answered ours, be it with a refusal."""
+        """A peer has made an offer, or has accepted or refused ours."""
         self.roster.liveness.met(peer, time())
         if refusal is not None:
             self.history.they_refused(peer, refusal)

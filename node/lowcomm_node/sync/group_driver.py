@@ -185,8 +185,8 @@ class GroupDriver(ExchangeDriver):
                     )
                 )
         except TrainerError as error:
-            told = f"our shard could not be averaged: {error}"
-            self.tell(events.GaveUp(reason=told, cause=events.Cause.OWN_FAULT))
+            why = f"our shard could not be averaged: {error}"
+            self.tell(events.GaveUp(reason=why, cause=events.Cause.OWN_FAULT))
             return
         self._mean = mean.size, mean.digest
         self.tell(events.Reduced(digest=mean.digest))

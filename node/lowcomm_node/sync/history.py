@@ -276,7 +276,7 @@ class History:
 
 
 LEAST_ROUNDS = 16
-"""Of the last exchanges so many count, or two of each fragment."""
+"""The last exchanges that count; more where two of each fragment are more."""
 LEAST_APPLIED = 3
 NEAR = 1.25
 """Times the interval of the run up to which all is as it should be."""

@@ -106,8 +106,8 @@ class Link:
         on_slow: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """``time_left``: seconds that there are now until what comes in must have come;
-        ``usual``: those that it gets unless it comes evenly and needs more; ``on_slow``: told
-        how many more it needs, where they are more than there are."""
+        ``usual``: those that it gets unless it comes evenly and needs more; ``on_slow`` gets
+        the seconds more that it needs, where they are more than there are."""
         self.peer = peer
         self.stream = stream
         self._bandwidth = bandwidth or Bandwidth()
@@ -386,5 +386,5 @@ class GroupLink(Link):
 
 
 def gave_up(abandon: pb.Abandon) -> GaveUp:
-    """What is told of a peer that gives up, in as many of its words as we show."""
+    """The error of a peer that gives up, in as many of its words as we show."""
     return GaveUp(f"gave up: {in_words(abandon.reason)}")

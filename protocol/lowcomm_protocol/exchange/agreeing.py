@@ -36,7 +36,7 @@ from lowcomm_protocol.matching import Refusal
 
 
 class GroupState(StrEnum):
-    """What one member has told us so far, always in this order, besides the states of every
+    """What one member has sent us so far, always in this order, besides the states of every
     kind."""
 
     LINKED = "linked"  # accepted
@@ -65,6 +65,7 @@ ELSEWHERE = frozenset(
     {Refusal.BUSY, Refusal.TOO_SOON, Refusal.FULL, Cause.GAVE_UP, Cause.DISAGREED}
 )
 """Why a peer takes no part that is there."""
+_MINORITY = ("most of the group take no part now", Cause.MINORITY)
 MAX_PEER_ID = 64
 """Characters of a peer id in a roll; ours have 52."""
 
@@ -110,13 +111,13 @@ class AgreeingExchange(Gathering):
     )
 
     tally: Tally = field(init=False)
-    """What was said of the means; begins anew when the members are agreed on."""
+    """What was said of the means; begins again when the members are agreed on."""
     members: tuple[str, ...] = ()
     """The list that we have named, and agreed on once we are past AGREEING: sorted; shard k belongs
     to the k-th."""
     _rolls: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     _lists: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """What every partner told us, and what we told ourselves, by peer id."""
+    """What every partner sent, and what we sent ourselves, by peer id."""
     _proposed: tuple[str, ...] = ()
     """The list that we made ourselves, as leader."""
     _least: int | None = None
@@ -140,7 +141,7 @@ class AgreeingExchange(Gathering):
 
     def _begin(self) -> list[Effect]:
         if not self._are_most(1 + len(self.partners)):
-            return self._end_as_minority()
+            return self._give_in(*_MINORITY)
         self.stage = Stage.AGREEING
         roll = self._rolls[self.me] = tuple(sorted([self.me, *self.partners]))
         return [*self._to_all(events.Roll, roll=roll), *self._agree()]
@@ -211,7 +212,7 @@ class AgreeingExchange(Gathering):
             return effects
         left_out = [peer for peer in self.partners if peer not in others]
         if not self._are_most(len(self.members), len(left_out)):
-            return effects + self._end_as_minority()
+            return effects + self._give_in(*_MINORITY)
         self.stage, self.tally = Stage.CAPTURING, Tally(self.me, self.members)
         for peer in others:
             self._advance(peer, GroupInput.AGREED)
@@ -219,13 +220,10 @@ class AgreeingExchange(Gathering):
         return [*effects, events.Capture(members=self.members)]
 
     def _are_most(self, count: int, elsewhere: int = 0) -> bool:
-        """Whether so many may go on without those that are elsewhere; ``elsewhere``: besides those
+        """Whether ``count`` may go on without those that are elsewhere; ``elsewhere`` counts none
         that are out already."""
         elsewhere += sum(cause in ELSEWHERE for cause in self.causes.values())
         return self._least is None or count >= max(self._least, elsewhere + 1)
-
-    def _end_as_minority(self) -> list[Effect]:
-        return self._give_in("most of the group take no part now", Cause.MINORITY)
 
     def _name(self, leader: str) -> list[Effect]:
         # What our leader named only he can tell. A list of a later one waits: our leader may still
@@ -249,6 +247,8 @@ class AgreeingExchange(Gathering):
         return [peer for peer in self.partners if peer in self.members]
 
     def _on_agreeing_closed(self) -> list[Effect]:
+        # A leader gives up at once the members that have sent no roll. The others let one or two
+        # looks pass, because the leader may have waited until now itself.
         leader = min(self.me, *self.partners)
         if not self.members and leader == self.me:
             why = "did not tell its links in time"

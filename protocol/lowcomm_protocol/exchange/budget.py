@@ -128,8 +128,8 @@ class Budget:
         """Learn from an exchange, a failed one too: the next ones then get as long as it takes."""
         if measured.work:
             self.work.add(measured.work, now)
-        found = (measured.rate, self.rates), (measured.line, self.lines)
-        for value, recent in (*found, (measured.share, self.shares)):
+        rate, line = (measured.rate, self.rates), (measured.line, self.lines)
+        for value, recent in (rate, line, (measured.share, self.shares)):
             if value is not None:
                 recent.add(value, now)
 
@@ -216,7 +216,7 @@ class Budget:
         return min(self.deadlines.longest, usual)
 
     def deadline_for(self, fragment: int, seconds: float, now: float) -> float:
-        """The same where a member offers to need so many ``seconds``."""
+        """The same where a member offers to need ``seconds``."""
         needed = self.needed(fragment, seconds, now)
         return min(self.deadlines.longest, self.deadline + needed)
 

@@ -243,18 +243,14 @@ class GatheringClosed(PeerEvent):
 
 class Equal(PeerEvent):
     """All must hold the same slow weights. With ``least``, that many members must take part, and
-    more than are there and do not: else parts of a group would take different outer steps, and none
-    could hand its own over to the others."""
+    more than are there and do not: parts of a group could not hand over different outer steps."""
 
     least: int | None = None
 
 
 class AgreeingClosed(PeerEvent):
-    """Time is up for who holds up a group; comes every few seconds after gathering has closed.
-
-    The leader gives up at once who has sent no roll. The others let one or two pass, because the
-    leader may have waited until now itself: then they give up the leader, or who has not named the
-    list. At the end it is up for who does not commit, where the other votes decide."""
+    """Time is up for members that hold up a group; comes every few seconds after gathering has
+    closed. At the end it is up for members that do not commit, where the other votes decide."""
 
 
 class Captured(PeerEvent):

@@ -227,8 +227,8 @@ class GroupExchange(AgreeingExchange):
 
     def _lose(self, peer: str, reason: str, cause: Cause | Refusal) -> None:
         # Its commit may be lost on the way: then it has applied what we do not.
-        told = self.stage is Stage.COMMITTING and peer in self._in(GroupState.TOLD)
-        self._unanswered = self._unanswered or told
+        is_due = self.stage is Stage.COMMITTING and peer in self._in(GroupState.TOLD)
+        self._unanswered = self._unanswered or is_due
         super()._lose(peer, reason, cause)
 
     def _on_deadline(self, *, first: bool) -> list[Effect]:

@@ -85,7 +85,7 @@ class Bound:
     parted: float = 1.0
     """The same for slow weights that have parted from ours: `believed_steps` bounds it, too."""
     heavy: float = HEAVY
-    """A norm above this many times the explained one is a heavy deed."""
+    """A norm above this many times the explained one is a heavy offence."""
     realigns: bool = False
     """Whether slow weights have drifted apart, which may be nobody's fault."""
 
@@ -113,7 +113,7 @@ class Bound:
         return replace(self, own=max(own, root * self.own), usual=root * self.usual)
 
     def check(self, norm: float, what: str) -> None:
-        """Raises `ImplausibleError`, with the deed that it is, for a norm above the limit."""
+        """Raise `ImplausibleError`, with the offence that it is, for a norm above the limit."""
         if norm <= self.limit:
             return
         # The default covers NaN, for which no comparison holds.
@@ -145,7 +145,7 @@ class Directions:
         _forget_oldest(self._cosines)
         mean, against = sum(recent) / len(recent), ""
         if len(recent) >= MIN_COSINES and mean < MIN_MEAN_COSINE:
-            against = f"{mean:.2f} of late"
+            against = f"{mean:.2f} lately"
         elif cosine < MIN_COSINE:
             against = f"{cosine:.2f}"
         if against:
@@ -183,7 +183,7 @@ class UsualNorm:
         return max(learned, lower_median(norms)) if norms else learned
 
     def is_lone(self, peer: str) -> bool:
-        """Whether no other peer has brought anything of late."""
+        """Whether no other peer has brought anything lately."""
         return not self._last.keys() - {peer}
 
     def saw(self, peer: str, norm: float) -> None:
@@ -215,8 +215,7 @@ def _forget_oldest(values: dict[str, Any]) -> None:
 SAMPLE = 64
 """Blocks of 256 values that are compared, spread over the fragment."""
 FEWEST = 8
-"""Of those that are compared so many, or all that there are, must have been coded alike both
-times."""
+"""Of the compared blocks this many, or all, must have been coded alike both times."""
 CONTRIBUTIONS = 32
 """Peers whose last contribution is kept: 2 MiB of each fragment at most."""
 ROUNDING = 1e-3

@@ -73,8 +73,8 @@ def mean_contribution(
 
     Summed in the order given, which all members must share, so all get the same bits. ``weights``
     (at least 0, any sum) weigh whole contributions, so with a consensus term also the slow weights
-    that it pulls to: whoever has trained on more counts for more in both. Raises `PlanError` for
-    vectors that are not alike, `SpecError` for invalid weights.
+    that it pulls to: a peer that has trained on more counts for more in both. ``out`` must be none
+    of them. Raises `PlanError` for vectors that are not alike, `SpecError` for invalid weights.
     """
     if not contributions:
         raise PlanError("a mean of no contributions: pass at least the peer's own")

@@ -471,7 +471,7 @@ class Peer:
                 stranded=self.me in one.lacking.stranded,
             )
             self._tell(one, missed)
-            # All wait for whoever takes them over first.
+            # All wait for the members that take them over first.
             longer = 1 + max(one.lacking.steps.values(), default=0)
             self._allow(one, longer)
         if one.realign:  # in fp32, which takes longer

@@ -1,5 +1,5 @@
-"""What the members of a group have told of the means of its shards: which shards are applied, and
-whether that is certain.
+"""Votes of a group on the means of its shards: which shards are applied, and whether that is
+certain.
 
 A commit is a vote for the shards that its sender holds as most others do, by the helds that it
 knows. A shard is applied if more than half of those that were heard vote for it. So one member that
@@ -34,7 +34,7 @@ class VoteResult:
 
 @dataclass
 class Tally:
-    """All that was told in one exchange, by the peer id of who told it, ourselves included."""
+    """All votes of one exchange, by peer id, ours included."""
 
     me: str
     members: tuple[str, ...]
@@ -73,7 +73,7 @@ class Tally:
 
     def commit(self) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
         """Our own commit: which shards we would apply, and whose helds we know."""
-        # Also what a member has told that was lost since: others may count on it.
+        # The word of a member that was lost since, too: others may count on it.
         self.commits[self.me] = self._agreed()
         self.heards[self.me] = tuple(peer in self.helds for peer in self.members)
         return self.commits[self.me], self.heards[self.me]
@@ -111,15 +111,15 @@ class Tally:
 
     def outcome(self) -> VoteResult:
         """What is applied, by the votes that we know."""
-        told = zip(*self.heards.values(), strict=True)
-        heard = [peer for peer, column in zip(self.members, told, strict=True) if any(column)]
+        columns = zip(*self.heards.values(), strict=True)
+        heard = [peer for peer, column in zip(self.members, columns, strict=True) if any(column)]
         applied, outvoted, is_certain = list[bool](), False, True
         for shard, owner in enumerate(self.members):
             voters = [peer for peer in heard if peer != owner or len(heard) <= 3]
             votes = [peer for peer in voters if peer in self.commits and self.commits[peer][shard]]
             missing = sum(peer not in self.commits for peer in voters)
             is_open = 2 * len(votes) <= len(voters) < 2 * (len(votes) + missing)
-            # Whoever has told us nothing has most likely told the others what they go by.
+            # A member that is silent towards us has most likely sent the others what they go by.
             others = [votes_of[shard] for peer, votes_of in self.commits.items() if peer != self.me]
             is_likely = is_open and 2 * sum(others) >= len(others)
             for_ours = [peer for peer in votes if self._agrees(peer, shard)]
@@ -156,9 +156,9 @@ class Tally:
             others = [peer for peer in kept if peer != self.me]
             kept.remove(min(others, key=lambda peer: sum(self._alike([peer], hopeful))))
             dropped += 1
-            found = self._alike(kept, hopeful)
-            if sum(found) >= sum(best) + gain * dropped:
-                best, dropped, gain = found, 0, 2
+            alike = self._alike(kept, hopeful)
+            if sum(alike) >= sum(best) + gain * dropped:
+                best, dropped, gain = alike, 0, 2
         return best
 
     def _alike(self, peers: Collection[str], hopeful: bool) -> tuple[bool, ...]:

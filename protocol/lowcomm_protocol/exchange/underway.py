@@ -150,8 +150,8 @@ class Story:
 
     def to_json(self) -> dict[str, Any]:
         """All of it."""
-        told = [[round(seconds, 6), to_json(event)] for seconds, event in self.events]
-        return {"version": STORY_VERSION} | vars(self) | {"events": told}
+        timed = [[round(seconds, 6), to_json(event)] for seconds, event in self.events]
+        return {"version": STORY_VERSION} | vars(self) | {"events": timed}
 
 
 def replay(story: dict[str, Any]) -> list[tuple[float, list[Effect]]]:
