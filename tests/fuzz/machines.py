@@ -114,14 +114,13 @@ def offer() -> Made:
 def refusal() -> Made:
     def run(data: bytes) -> None:
         try:
-            reason, words = frames.read_refusal(pb.Refuse.FromString(data))
+            reason = frames.read_refusal(pb.Refuse.FromString(data))
         except (DecodeError, ProtocolViolation):
             return
-        assert reason and words
+        assert reason
 
     return run, [
-        pb.Refuse(reason=one, detail="why").SerializeToString()
-        for one in ("busy", "full", "no such reason")
+        pb.Refuse(reason=one).SerializeToString() for one in ("busy", "full", "no such reason")
     ]
 
 

@@ -15,7 +15,7 @@ from lowcomm_node.simulation.network import Network, SimulatedStream
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.matching import REFUSAL_TEXT, Offer
+from lowcomm_protocol.matching import Offer
 
 
 class PeerDriver(ABC):
@@ -220,8 +220,7 @@ class SimulatedExchange(ABC):
             self.tell(events.Accepted(peer=other, offer=payload))
         else:
             self.peer.by_stream.pop(stream, None)
-            detail = REFUSAL_TEXT[payload]
-            self.tell(events.Refused(peer=other, reason=payload, detail=detail))
+            self.tell(events.Refused(peer=other, reason=payload))
 
     def event(self, other: str, kind: str, payload: Any) -> events.PeerEvent:
         """The event that a message is, if it is no content."""

@@ -360,7 +360,11 @@ class ExchangeDriver(ABC):
         self.exchanger.heard(peer)
         kind = answer.WhichOneof("kind")
         if kind == "refuse":
-            await self._on_refusal(peer, stream, answer.refuse)
+            reason = frames.read_refusal(answer.refuse)
+            self.exchanger.heard(peer, reason)
+            self.calls.pop(peer, None)
+            self.tell(events.Refused(peer=peer, reason=reason))
+            await stream.close()
             return
         if kind != "accept":
             raise ProtocolViolation("answered our offer with something else")
@@ -371,13 +375,6 @@ class ExchangeDriver(ABC):
             await self._follow(self.links[peer])
         elif peer not in self._abandoning:
             stream.cancel()
-
-    async def _on_refusal(self, peer: str, stream: CallerStream, message: pb.Refuse) -> None:
-        reason, detail = frames.read_refusal(message)
-        self.exchanger.heard(peer, reason)
-        self.calls.pop(peer, None)
-        self.tell(events.Refused(peer=peer, reason=reason, detail=detail))
-        await stream.close()
 
     async def _follow(self, link: Link) -> None:
         """Read what a member sends to the end of the exchange."""

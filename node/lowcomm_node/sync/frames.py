@@ -11,7 +11,7 @@ from lowcomm_protocol.exchange.agreeing import MAX_PEER_ID
 from lowcomm_protocol.exchange.events import MemberMessage
 from lowcomm_protocol.exchange.tally import DIGEST_BYTES
 from lowcomm_protocol.exchange.underway import KEPT, STATE_MARK_BYTES
-from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, Refusal
+from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import MAX_GROUP
 
@@ -50,16 +50,15 @@ def from_message(message: pb.Offer) -> Offer:
 
 def refuse(refusal: Refusal) -> pb.Frame:
     """The frame that refuses an offer."""
-    return pb.Frame(refuse=pb.Refuse(reason=refusal.value, detail=REFUSAL_TEXT[refusal]))
+    return pb.Frame(refuse=pb.Refuse(reason=refusal.value))
 
 
-def read_refusal(message: pb.Refuse) -> tuple[Refusal, str]:
-    """The reason and our own words for it; a stranger's words are not shown."""
+def read_refusal(message: pb.Refuse) -> Refusal:
+    """The reason. Raises ProtocolViolation for one that there is not."""
     try:
-        refusal = Refusal(message.reason)
+        return Refusal(message.reason)
     except ValueError:
         raise ProtocolViolation(f"refused for the unknown reason {message.reason[:30]!r}") from None
-    return refusal, REFUSAL_TEXT[refusal]
 
 
 def frame_of(message: MemberMessage) -> pb.Frame:
@@ -99,9 +98,10 @@ def message_of(peer: str, frame: pb.Frame) -> MemberMessage:
 
 
 def _bounded(values: Sequence[Sized], longest: int) -> tuple[Sized, ...]:
-    if len(values) <= MAX_GROUP and any(len(value) > longest for value in values):
+    entries = _at_most(values)
+    if any(len(value) > longest for value in entries):
         raise ProtocolViolation(f"sent an entry of more than {longest} characters or bytes")
-    return _at_most(values)
+    return entries
 
 
 def _at_most(values: Sequence[Value]) -> tuple[Value, ...]:

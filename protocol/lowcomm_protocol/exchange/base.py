@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.events import Cause, Effect, PeerEvent, Stage
-from lowcomm_protocol.matching import Offer, Refusal, wins_crossing
+from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, Refusal, wins_crossing
 
 OFFERED, DONE, REFUSED, LOST = "offered", "done", "refused", "lost"
 """States of a member in every kind: we called; nothing more is due; both ways out."""
@@ -103,8 +103,8 @@ class Gathering(ABC):
         match event:
             case events.Accepted():
                 return self._on_accepted(event)
-            case events.Refused(peer=peer, reason=reason, detail=detail):
-                return self._on_refused(peer, reason, detail)
+            case events.Refused(peer=peer, reason=reason):
+                return self._on_refused(peer, reason)
             case events.Crossed(peer=peer):
                 if self.is_calling(peer):
                     self._members[peer].crossed = True
@@ -211,7 +211,7 @@ class Gathering(ABC):
         member.offer = event.offer
         return self._gather()
 
-    def _on_refused(self, peer: str, reason: Refusal, detail: str) -> list[Effect]:
+    def _on_refused(self, peer: str, reason: Refusal) -> list[Effect]:
         if reason == Refusal.CROSSED and wins_crossing(peer, self.me):
             # Their own call is on its way to us; until it comes the member counts as called.
             return []
@@ -222,7 +222,7 @@ class Gathering(ABC):
             return [events.Dial(peer=peer)]
         self._advance(peer, REFUSED_INPUT)
         member = self._members[peer]
-        member.reason, member.cause = member.reason or detail, member.cause or reason
+        member.reason, member.cause = REFUSAL_TEXT[reason], reason
         return self._gather() if self.stage is Stage.GATHERING else []
 
     def _on_gathering_closed(self) -> list[Effect]:

@@ -215,7 +215,6 @@ class Refused(PeerEvent):
 
     peer: str
     reason: Refusal
-    detail: str
 
 
 class Crossed(PeerEvent):

@@ -79,12 +79,10 @@ class Offer(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., codec: _Optional[str] = ..., fragment: _Optional[int] = ..., round: _Optional[int] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., version: _Optional[int] = ..., slow_digest: _Optional[bytes] = ..., seconds: _Optional[int] = ..., momentum_digest: _Optional[bytes] = ..., previous: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Refuse(_message.Message):
-    __slots__ = ("reason", "detail")
+    __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    detail: str
-    def __init__(self, reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("size", "digest", "part")

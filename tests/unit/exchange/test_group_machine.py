@@ -245,7 +245,7 @@ def any_event():
     )
     return st.one_of(
         st.builds(events.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
-        st.builds(events.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
+        st.builds(events.Refused, peer=peer, reason=st.sampled_from(Refusal)),
         st.builds(events.Roll, peer=peer, roll=lists),
         st.builds(events.Members, peer=peer, members=lists),
         st.builds(

@@ -107,7 +107,7 @@ def gathering(*others: str, least: int = 0) -> GroupExchange:
 
 
 def refused(peer: str, reason: Refusal) -> events.Refused:
-    return events.Refused(peer=peer, reason=reason, detail="no")
+    return events.Refused(peer=peer, reason=reason)
 
 
 def accepted(peer: str) -> events.Accepted:

@@ -13,7 +13,7 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.events import Stage
 from lowcomm_protocol.exchange.pair import PairExchange, members_digest
-from lowcomm_protocol.matching import Refusal
+from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 
 STORIES = 1000
 """Schedules of one test; all tests here run about 3,000 in a few seconds."""
@@ -63,7 +63,7 @@ def any_event():
     )
     return st.one_of(
         st.builds(events.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
-        st.builds(events.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
+        st.builds(events.Refused, peer=peer, reason=st.sampled_from(Refusal)),
         st.just(events.Captured()),
         st.builds(events.WholeContribution, peer=peer),
         st.builds(events.Confirm, peer=peer, members=digests),
@@ -178,7 +178,7 @@ def test_a_pair_that_goes_well():
 
 def test_a_crossed_call_waits_for_the_winners_own():
     exchange = pair("a", "b")
-    assert told(exchange, events.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed")) == []
+    assert told(exchange, events.Refused(peer="a", reason=Refusal.CROSSED)) == []
     assert exchange.has_room_for("a")
     assert not exchange.has_room_for("b")
     assert told(exchange, accepted("a", called_us=True)) == [CAPTURE_WITH_A]
@@ -187,11 +187,11 @@ def test_a_crossed_call_waits_for_the_winners_own():
 def test_a_peer_that_called_after_it_had_refused_is_called_once_more():
     exchange = pair("z", "b")
     assert told(exchange, events.Crossed(peer="z")) == []
-    refused = events.Refused(peer="z", reason=Refusal.FULL, detail="is full")
+    refused = events.Refused(peer="z", reason=Refusal.FULL)
     assert told(exchange, refused) == [events.Dial(peer="z")]
     assert told(exchange, events.Crossed(peer="z")) == []
     assert told(exchange, refused) == [events.Dial(peer="b")]
-    assert exchange.refusals == {"z": "is full"}
+    assert exchange.refusals == {"z": REFUSAL_TEXT[Refusal.FULL]}
 
 
 FULL = Refusal.FULL
@@ -199,9 +199,9 @@ FULL = Refusal.FULL
 
 def test_who_knocks_while_another_is_called_is_admitted_before_anybody_else_is_called():
     exchange = pair("a", "b", "c")
-    told(exchange, events.Refused(peer="a", reason=FULL, detail="is full"))
+    told(exchange, events.Refused(peer="a", reason=FULL))
     assert told(exchange, events.Knocked(peer="a")) == []
-    refused = events.Refused(peer="b", reason=FULL, detail="is full")
+    refused = events.Refused(peer="b", reason=FULL)
     assert told(exchange, refused) == [events.Admit(peer="a")]
     assert told(exchange, accepted("a", called_us=True)) == [CAPTURE_WITH_A]
 
@@ -230,8 +230,8 @@ def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
         accepted("a"),
         accepted("a", called_us=True),
         accepted("stranger"),
-        events.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"),
-        events.Refused(peer="stranger", reason=Refusal.BUSY, detail="is busy"),
+        events.Refused(peer="a", reason=Refusal.BUSY),
+        events.Refused(peer="stranger", reason=Refusal.BUSY),
         events.WholeContribution(peer="stranger"),
         confirmed("stranger", ME),
         confirmed("a", ME, "a"),

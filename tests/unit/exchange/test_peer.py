@@ -95,11 +95,9 @@ def test_a_peer_whose_refusal_was_overtaken_by_its_own_call_is_met_all_the_same(
     called = events.Called(call=1, peer="b", offer=of_b.offer, place="")
     assert a.handle(100.1, called) == [events.Refuse(call=1, peer="b", reason=Refusal.CROSSED)]
 
-    crossed = events.Refused(
-        exchange=of_b.number, peer="a", reason=Refusal.CROSSED, detail="crossed"
-    )
+    crossed = events.Refused(exchange=of_b.number, peer="a", reason=Refusal.CROSSED)
     assert b.handle(100.2, crossed) == [], "it waits for the call of a"
-    full = events.Refused(exchange=of_a.number, peer="b", reason=Refusal.FULL, detail="full")
+    full = events.Refused(exchange=of_a.number, peer="b", reason=Refusal.FULL)
     again = events.Dial(exchange=of_a.number, peer="b")
     assert a.handle(100.2, full) == [again]
 
@@ -231,9 +229,7 @@ class Busy:
         assert self.refused_by(self.first) == [self.dials(self.second)]
 
     def refused_by(self, peer: str) -> list[events.Effect]:
-        refused = events.Refused(
-            exchange=self.one.number, peer=peer, reason=Refusal.FULL, detail="full"
-        )
+        refused = events.Refused(exchange=self.one.number, peer=peer, reason=Refusal.FULL)
         return self.peer.handle(100.1, refused)
 
     def called_by(self, peer: str, call: int) -> list[events.Effect]:

@@ -12,6 +12,7 @@ from lowcomm_node.simulation import Conditions, Member
 from lowcomm_node.simulation.network import SimulatedStream
 from lowcomm_node.simulation.swarm import Swarm
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -60,7 +61,7 @@ class Holder:
                 self.accepted += 1
             case "roll", _:
                 roll = tuple(sorted([self.name, *self.linked]))
-                self.network.send(stream, self.name, "roll", roll)
+                self.network.send(stream, self.name, "roll", events.Roll(peer=other, roll=roll))
             case "members", _:
                 self.network.send(stream, self.name, "members", payload)
             case (("closed" | "refuse" | "abandon"), _):

@@ -58,7 +58,7 @@ def make_driver(
     made = driver(exchanger, one)  # pyright: ignore[reportArgumentType]
     machine.start()
     for peer in refuse:
-        machine.handle(Refused(peer=peer, reason=Refusal.BUSY, detail=REFUSAL_TEXT[Refusal.BUSY]))
+        machine.handle(Refused(peer=peer, reason=Refusal.BUSY))
     for peer in partners:
         machine.handle(Accepted(peer=peer, offer=OFFER))
     for peer, (sent, received) in links.items():
