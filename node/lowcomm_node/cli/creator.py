@@ -153,7 +153,7 @@ def tokenizer_file(
     vocab, positions = tokenizer.vocab, 0
     if weights:
         vocab, positions = weights.model.vocab, weights.longest
-    read = conventions_of(folder or tokenizer.path.parent, tokenizer, vocab, positions)
+    read = conventions_of(folder or Path(tokenizer.file).parent, tokenizer, vocab, positions)
     data = {
         "tokenizer": "local",
         "tokenizer_sha256": tokenizer.sha256,

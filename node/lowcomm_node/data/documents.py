@@ -87,15 +87,10 @@ def find_files(path: str) -> list[Path]:
     """Sorted files: the path itself, those in the folder at any depth (not hidden), or a glob's.
     Links are followed; what several lead to is read once. Raises ConfigError."""
     root = _expanded(path)
-    before, deep, after = f"/{root}/".partition("/**/")
     if root.is_dir():
         files = _walk(root)
-    elif deep:
-        folders = sorted(map(Path, glob.glob(f"{before[1:]}/" if before else "./")))  # noqa: PTH207
-        last = after.rstrip("/") or "*"
-        files = (file for folder in folders for file in _walk(folder) if file.match(last))
     else:
-        files = [root] if root.is_file() else map(Path, glob.glob(str(root)))  # noqa: PTH207
+        files = [root] if root.is_file() else map(Path, glob.glob(str(root), recursive=True))  # noqa: PTH207
     once: dict[tuple[int, int], Path] = {}
     for file in sorted(files):
         if file.is_file():

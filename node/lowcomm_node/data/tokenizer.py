@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,12 @@ class Tokenizer(ABC):
     """The tokens before each document and each prompt."""
     separator: int | None
     """The token after each document."""
+    file: str
+    """Its file, or its name, for messages."""
     sha256: str = ""
     """SHA-256 of its file, 64 hexadecimal digits; empty if it has none."""
+    marks: Mapping[str, Any] = {}
+    """Tokens around documents, for checkpoints, where they differ from the file's."""
 
     def encode(self, text: bytes) -> NDArray[Any]:
         """Tokens of a text, one-dimensional, of any unsigned integer type."""
@@ -59,7 +63,7 @@ class Tokenizer(ABC):
 class BytesTokenizer(Tokenizer):
     """Each byte is a token, and zero, which text does not hold, ends a document."""
 
-    name = "bytes"
+    name = file = "bytes"
     vocab = 256
     separator = 0
 
@@ -74,7 +78,7 @@ class BytesTokenizer(Tokenizer):
 class StoryTokenizer(Tokenizer):
     """Words of the tiny stories with the blank before them, and bytes (below 256) for all else."""
 
-    name = STORIES
+    name = file = STORIES
     vocab = STORY_TOKENS
     separator = ord("\n")  # an empty line follows a story
 
@@ -111,7 +115,7 @@ class FileTokenizer(Tokenizer):
             raise ConfigError(
                 f"{path} needs the library tokenizers: {install('[hf]')}, or use 'bytes'."
             ) from None
-        self.path = path
+        self.file = str(path)
         self.content = content = _read_tried(path)
         with self._explained("is not a tokenizer.json"):
             self._tokenizer = library.Tokenizer.from_str(content.decode())
@@ -123,19 +127,15 @@ class FileTokenizer(Tokenizer):
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.name = f"tokenizers:{self.sha256[:16]}"
         self.begins = tuple(begins)
+        self.number_of: Callable[[str], int | None] = self._tokenizer.token_to_id
+        """The number of a token; None if there is none of this text."""
         numbers = map(self.number_of, _SEPARATORS)
         self.separator = next((number for number in numbers if number is not None), None)
-        self.marks: dict[str, Any] = {}
-        """Tokens around documents, for checkpoints, where they differ from the file's."""
         if self.begins or end not in (None, self.separator):
             self.separator = self.separator if end is None else end
             self.marks = {"begin_tokens": [*self.begins], "end_token": self.separator}
             self.name += f":{self.begins}{self.separator}"
             self.vocab = max(self.vocab, *(token + 1 for token in (*self.begins, end or 0)))
-
-    def number_of(self, token: str) -> int | None:
-        """The number of a token; None if there is none of this text."""
-        return self._tokenizer.token_to_id(token)
 
     @property
     def template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -168,7 +168,7 @@ class FileTokenizer(Tokenizer):
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 shown = str(error)[:200]
                 raise ConfigError(
-                    f"{self.path} {what} ({shown}): name another file with --tokenizer."
+                    f"{self.file} {what} ({shown}): name another file with --tokenizer."
                 ) from None
             raise
 
@@ -208,13 +208,13 @@ def check_tokenizer(tokenizer: Tokenizer, wanted: str, vocab: int, tokens: str =
     of ``vocab`` tokens, where ``check_of`` gives ``tokens`` (empty: nobody knows)."""
     if wanted and tokenizer.sha256 != wanted:
         raise ConfigError(
-            f"{describe(tokenizer)} is not the tokenizer of this run: its SHA-256 is "
+            f"{tokenizer.file} is not the tokenizer of this run: its SHA-256 is "
             f"{tokenizer.sha256 or 'none'}, the run's is {wanted}. Name the file that the run's "
             "creator used with --tokenizer."
         )
     if tokens and check_of(tokenizer) != tokens:
         raise ConfigError(
-            f"{describe(tokenizer)} makes other tokens here than at the run's creator: this "
+            f"{tokenizer.file} makes other tokens here than at the run's creator: this "
             "release of the library tokenizers reads it in another way. Install the one that "
             "lowcomm was tested with: pip install --force-reinstall 'lowcomm-node[hf]'."
         )
@@ -225,22 +225,15 @@ def check_vocabulary(tokenizer: Tokenizer, vocab: int) -> None:
     """Raise ConfigError if a model of ``vocab`` tokens has no room for all of a tokenizer's."""
     if tokenizer.vocab > vocab:
         raise ConfigError(
-            f"model.vocab = {vocab} is too small for the tokenizer {describe(tokenizer)}, which "
+            f"model.vocab = {vocab} is too small for the tokenizer {tokenizer.file}, which "
             f"has {tokenizer.vocab} tokens: name the run's own tokenizer, or have its creator "
             f"publish a run with vocab = {tokenizer.vocab}."
         )
 
 
-def describe(tokenizer: Tokenizer) -> str:
-    """A tokenizer as messages name it: its file, or ``bytes``."""
-    return str(tokenizer.path) if isinstance(tokenizer, FileTokenizer) else tokenizer.name
-
-
 def identify(tokenizer: Tokenizer) -> dict[str, Any]:
     """A checkpoint's entry for its tokenizer: name, SHA-256, and the tokens around documents."""
-    if isinstance(tokenizer, FileTokenizer):
-        return {"file": tokenizer.path.name, "sha256": tokenizer.sha256, **tokenizer.marks}
-    return {"file": tokenizer.name, "sha256": tokenizer.sha256}
+    return {"file": Path(tokenizer.file).name, "sha256": tokenizer.sha256, **tokenizer.marks}
 
 
 def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

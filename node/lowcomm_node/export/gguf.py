@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, describe
+from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.export.contents import ExportContents
 from lowcomm_node.export.huggingface import tokenizer_json
@@ -161,7 +161,7 @@ def _add_ends(writer: Any, contents: ExportContents, unused: list[int]) -> None:
 
 def _unwritten(tokenizer: Tokenizer, why: str) -> ConfigError:
     return ConfigError(
-        f"{describe(tokenizer)} {why}: export with --format hf, and convert that with llama.cpp's "
+        f"{tokenizer.file} {why}: export with --format hf, and convert that with llama.cpp's "
         "convert_hf_to_gguf.py."
     )
 
