@@ -159,10 +159,6 @@ class CatchUp:
         fetch = Fetch(self.channels, download, donors, self.down, warn)
         try:
             await asyncio.to_thread(download.load)
-            oldest = min((info.swarm_step for info in donors()), default=0)
-            oldest -= tolerated_lag(self._sync)
-            if download.base and download.base.swarm_step < oldest and download.is_complete():
-                download.forget()  # it is of an earlier start, and the swarm is elsewhere
             await fetch.run(lambda text: self.show(f"copying the state of the swarm: {text}"))
         finally:
             download.close()

@@ -197,7 +197,8 @@ class PeerSession:
             for number, index in enumerate(self._asked):  # of the stream before
                 offset = 0 if number else len(self._data)
                 if offset < self._download.size_of(source, index):
-                    await _ask(stream, index, offset)
+                    wanted = pb.Wanted(piece=index, offset=offset)
+                    await stream.send(pb.FetchRequest(wanted=wanted))
             await self._take_pieces(stream, source)
             await stream.close()
         except LinkLost:
@@ -264,7 +265,7 @@ class PeerSession:
             if index is None:
                 return
             self._asked.append(index)
-            await _ask(stream, index, 0)
+            await stream.send(pb.FetchRequest(wanted=pb.Wanted(piece=index)))
 
     async def _read(
         self, stream: CallerStream, data: bytearray, size: int, source: Source | None = None
@@ -296,10 +297,6 @@ class PeerSession:
         self._asked.clear()
         self._data = bytearray()
         self._source = None
-
-
-async def _ask(stream: CallerStream, index: int, offset: int) -> None:
-    await stream.send(pb.FetchRequest(wanted=pb.Wanted(piece=index, offset=offset)))
 
 
 async def _next(stream: CallerStream, seconds: float) -> pb.FetchReply:

@@ -20,7 +20,7 @@ from threading import Event, Lock
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.fetch.engine import Download, Source
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.storage.file_digests import FileDigests, read_digests
+from lowcomm_node.storage.file_digests import read_digests
 from lowcomm_node.storage.files import DiskQuota, disk_full_error, require_space, sync
 from lowcomm_node.storage.paths import absolute
 from lowcomm_node.system.tasks import start
@@ -127,9 +127,13 @@ class FileDownload(Download[Source]):
             return f"fetching {self.name}: {progress}"
         return f"waiting for {self.name}, which the run needs: {progress}"
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
         """Give the whole file its name. Raises DiskFull."""
-        await asyncio.to_thread(self._finish)
+        assert self._descriptor is not None
+        with disk_full_error(self.path.parent, self.total):
+            os.fsync(self._descriptor)
+            self._part.replace(self.path)
+            sync(self.path.parent)
 
     def close(self) -> None:
         """Keep what has come."""
@@ -169,13 +173,6 @@ class FileDownload(Download[Source]):
             while view and self._descriptor is not None:  # None: its task was cancelled
                 start += (count := os.pwrite(self._descriptor, view, start))
                 view = view[count:]
-
-    def _finish(self) -> None:
-        assert self._descriptor is not None
-        with disk_full_error(self.path.parent, self.total):
-            os.fsync(self._descriptor)
-            self._part.replace(self.path)
-            sync(self.path.parent)
 
 
 @dataclass(frozen=True)
@@ -218,13 +215,14 @@ class VerifiedFiles:
             return ""
         stop = Event()
         try:
-            read = await asyncio.to_thread(_read_sized, file, path, stop)
+            size = path.stat().st_size
+            if not file.takes(size):
+                return f"has {size:,} bytes, the {file.name} of this run {file.size or 0:,}"
+            read = await asyncio.to_thread(read_digests, path, stop)
         except OSError as error:
             return f"can't be read ({error.strerror})"
         finally:
             stop.set()  # a thread can't be cancelled
-        if isinstance(read, int):
-            return f"has {read:,} bytes, the {file.name} of this run {file.size or 0:,}"
         if read.sha256 != file.sha256:
             return (
                 f"is not the {file.name} of this run: its SHA-256 is {read.sha256.hex()}, the "
@@ -234,26 +232,11 @@ class VerifiedFiles:
         return ""
 
 
-def _read_sized(file: RunFile, path: Path, stop: Event) -> FileDigests | int:
-    """The digests of a file, or its size if it is another than the wanted one's."""
-    size = path.stat().st_size
-    return read_digests(path, stop) if file.takes(size) else size
-
-
 def _identity(path: Path) -> tuple[int, ...]:
     with suppress(OSError):
         status = path.stat()
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     return ()
-
-
-@dataclass(frozen=True)
-class Provided:
-    """Paths of the files that a trainer begins with."""
-
-    tokenizer: str | None
-    start: tuple[str, ...]
-    """Weights to begin with; none where there is a checkpoint."""
 
 
 def check_named(spec: RunSpec, settings: NodeSettings) -> None:
@@ -285,8 +268,10 @@ class Provider:
         self._disk_quota = DiskQuota(settings.home, settings.max_disk)
         self._looking: asyncio.Task[None] | None = None
 
-    async def provide(self) -> Provided:
-        """Have all files here, however long it takes. Raises ConfigError, DiskFull."""
+    async def provide(self) -> tuple[str | None, tuple[str, ...]]:
+        """Have all files here, however long it takes. Returns the paths of the tokenizer, and of
+        the weights to begin with: none where there is a checkpoint. Raises ConfigError, DiskFull.
+        """
         paths, name = self._settings.paths, self._run.fingerprint
         tokenizer = self._settings.tokenizer
         if file := tokenizer_of(self._run.spec):
@@ -296,12 +281,10 @@ class Provider:
                 await self._files.verify(file, absolute(tokenizer))
         weights = {file: paths.start(name) / file.name for file in start_of(self._run.spec)}
         if not any(paths.checkpoints(name).glob("step-*")):
-            return Provided(
-                tokenizer, tuple([str(await self._weights(*one)) for one in weights.items()])
-            )
+            return tokenizer, tuple([str(await self._weights(*one)) for one in weights.items()])
         if self._looking is None:  # peers may ask for weights, though we need them no more
             self._looking = start(self._look(weights))
-        return Provided(tokenizer, ())
+        return tokenizer, ()
 
     async def close(self) -> None:
         """Look for nothing more."""
@@ -343,7 +326,7 @@ class Provider:
         download = FileDownload(file, kept)
         try:
             await self._fetch(download)
-            await download.finish()
+            await asyncio.to_thread(download.finish)
         finally:
             download.close()
         self._files.add(file, kept, download.digests)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.fetch.engine import Download, Source
-from lowcomm_node.storage.files import disk_full_error, require_space
+from lowcomm_node.storage.files import disk_full_error, require_space, write_atomic
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
@@ -136,19 +136,8 @@ class StateDownload(Download[StateOffer]):
             return read_manifest(path.read_bytes(), self.form)
         return None
 
-    def _write(self, path: Path, manifest: pb.Manifest) -> None:
-        with disk_full_error(self.folder):
-            temporary = self.folder / ".manifest"
-            temporary.write_bytes(write_manifest(manifest))
-            temporary.replace(path)
-
     def _stored(self, index: int) -> bytes:
         return os.pread(self._state, self.form.pieces[index].size, self._offsets[index])
-
-    def forget(self) -> None:
-        """Drop all pieces: they are useless."""
-        self._set_base(None)
-        self._drop(lambda _: True)
 
     def close(self) -> None:
         """Leave the folder as it is."""
@@ -224,7 +213,7 @@ class StateDownload(Download[StateOffer]):
             self._offers.append(offer)
         offer.manifest, offer.is_open = manifest, True
         if not offer.is_out:
-            self._write(offer.path, manifest)
+            write_atomic(offer.path, write_manifest(manifest))
         if self.base is None:
             self._set_base(manifest)
         return offer
@@ -239,7 +228,7 @@ class StateDownload(Download[StateOffer]):
             self._version = version_of(manifest)
             self.enter = pb.Enter(state=name_of(write_manifest(manifest)))
             if is_new:
-                self._write(self.folder / "manifest", manifest)
+                write_atomic(self.folder / "manifest", write_manifest(manifest))
                 self._drop(lambda index: not self.fits(self._held[index], index))
 
     def _look_after_version(self) -> None:

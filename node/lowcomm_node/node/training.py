@@ -208,7 +208,7 @@ class Training:
         looking = Waiting(WaitCode.RUN_FILES, "looking for the files of the run")
         self._board.enter("restarting" if self._state.ready else "joining", looking)
         self._over.clear()  # what it has saved may be from before the end
-        files = await provider.provide()
+        tokenizer, start = await provider.provide()
         self._board.show(Waiting(WaitCode.STARTING_TRAINER, STARTING))
         settings, fingerprint = self._settings, self._signed.fingerprint
         try:
@@ -220,8 +220,8 @@ class Training:
                     checkpoints=str(settings.paths.checkpoints(fingerprint)),
                     slow=str(settings.paths.slow(fingerprint)),
                     data_cache=str(settings.paths.data),
-                    tokenizer=files.tokenizer,
-                    start=files.start,
+                    tokenizer=tokenizer,
+                    start=start,
                     **settings.model_dump(mode="json", exclude={"invite", "tokenizer"}),
                 )
             )

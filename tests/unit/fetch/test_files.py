@@ -85,7 +85,7 @@ class Taking(Fetch):
         """All of it."""
         try:
             await self.run(lambda text: show(self.download.describe(text, self.serving > 0)))
-            await self.download.finish()
+            self.download.finish()
         finally:
             self.download.close()
 
@@ -312,13 +312,13 @@ async def test_weights_come_from_the_owner_else_from_the_home_else_from_peers(
 ) -> None:
     run, fetched = run_of(original), list[str]()
     home = tmp_path / "home"
-    owned = await provider(home, run, fetched, original.parent).provide()
-    assert owned.start == (str(original),)
-    again = await provider(home, run, fetched).provide()
-    assert Path(again.start[0]).resolve() == original.resolve(), "by a link in the home"
+    _, owned = await provider(home, run, fetched, original.parent).provide()
+    assert owned == (str(original),)
+    _, again = await provider(home, run, fetched).provide()
+    assert Path(again[0]).resolve() == original.resolve(), "by a link in the home"
     original.unlink()
-    peers = await provider(home, run, fetched).provide()
-    assert Path(peers.start[0]).read_bytes() == DATA
+    _, peers = await provider(home, run, fetched).provide()
+    assert Path(peers[0]).read_bytes() == DATA
     assert fetched == ["model.safetensors"]
     assert not original.exists(), "what a peer sends never lands in the owner's folder"
     await provider(home, run, fetched).provide()
