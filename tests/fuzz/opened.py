@@ -18,7 +18,7 @@ from lowcomm_node.models.base import family_of
 from lowcomm_node.models.configs import CONTEXT, read_config
 from lowcomm_node.models.conventions import conventions_of
 from lowcomm_node.models.open_weights import check_weights, files_of
-from lowcomm_node.models.transformer import huggingface_form
+from lowcomm_node.models.transformer import FAMILY
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.sections import MAX_CHAT_TEMPLATE, ExportSettings
 
@@ -37,7 +37,7 @@ SCALED = {
 @target
 def open_config() -> Made:
     """A config.json: settings within their bounds, or a reason."""
-    form = huggingface_form(SMALL)
+    form = FAMILY.huggingface(SMALL)
     assert form is not None
 
     def run(data: bytes) -> None:
@@ -54,7 +54,7 @@ def open_config() -> Made:
             return
         assert 8 <= read.settings.context <= min(CONTEXT, read.longest)
         assert read.settings == TransformerSettings.model_validate(read.settings.model_dump())
-        assert huggingface_form(read.settings) is not None
+        assert FAMILY.huggingface(read.settings) is not None
 
     changes: list[dict[str, object]] = [
         {},
@@ -72,7 +72,7 @@ def open_config() -> Made:
 def open_weights() -> Made:
     """A file of weights, or an index of several: the small model, or a reason."""
     home = folder()
-    form = huggingface_form(SMALL)
+    form = FAMILY.huggingface(SMALL)
     assert form is not None
     model = family_of(SMALL).blank(SMALL)
     tensors = {form.names[name]: torch.zeros(one.shape) for name, one in model.named_parameters()}

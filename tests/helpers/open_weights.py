@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.models.base import build_model
-from lowcomm_node.models.transformer import huggingface_form
+from lowcomm_node.models.transformer import FAMILY
 from lowcomm_protocol.spec.models import TransformerSettings
 
 VOCAB = 300
@@ -57,7 +57,7 @@ def write_folder(folder: Path, seed: int = 5, **settings: Any) -> Path:
 
     folder.mkdir(parents=True)
     model = build_model(TransformerSettings.model_validate(LLAMA | settings), seed)
-    form = huggingface_form(TransformerSettings.model_validate(LLAMA | settings))
+    form = FAMILY.huggingface(TransformerSettings.model_validate(LLAMA | settings))
     assert form is not None
     tensors = {form.names[name]: one.detach() for name, one in model.named_parameters()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -14,7 +14,7 @@ from helpers.processes import Node, Swarm, command, environment, until_exchanged
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.export.huggingface import tokenizer_json
 from lowcomm_node.models.base import build_model
-from lowcomm_node.models.transformer import huggingface_form
+from lowcomm_node.models.transformer import FAMILY
 from lowcomm_node.storage.state_file import write_state
 from lowcomm_protocol.spec.models import TransformerSettings
 
@@ -36,7 +36,7 @@ def commands() -> list[list[str]]:
 def open_weights(folder: Path) -> None:
     """What `hf download` would bring: a small Llama on bytes."""
     folder.mkdir()
-    form = huggingface_form(SETTINGS)
+    form = FAMILY.huggingface(SETTINGS)
     assert form is not None
     model = build_model(SETTINGS, 1)
     tensors = {form.names[name]: one.detach() for name, one in model.named_parameters()}

@@ -23,7 +23,6 @@ from lowcomm_protocol.spec.sections import DataSettings
 
 EVALUATION_TOKENS = 32_768
 EVALUATION_SECONDS = 15.0
-"""How long one evaluation may hold up training."""
 BEGINNING = 1024
 """Tokens of a longer window that are tried first; then twice as many, until it is whole."""
 _BATCH_TOKENS = 8_192
@@ -34,18 +33,17 @@ SAMPLE_TOP_K, DRAWS = 20, 4
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss, and what it is the mean of."""
+    """Mean loss in nats a token over windows with this many tokens in all."""
 
     loss: float
-    """Nats a token."""
     windows: int
     tokens: int
-    """Sum over all windows."""
 
 
 def held_out_loss(model: Model, dataset: Dataset, context: int) -> float:
     """Mean cross-entropy in nats a token over ``EVALUATION_TOKENS`` tokens of held-out text."""
-    tokens, targets = _windows(dataset, context)
+    count = max(1, EVALUATION_TOKENS // context)
+    tokens, targets = held_out_windows(dataset.held_out, context, count, seed=0)
     return _total_loss(model, tokens, targets) / len(tokens)
 
 
@@ -58,9 +56,9 @@ def evaluate(
     seconds: float = EVALUATION_SECONDS,
     clock: Callable[[], float] = monotonic,
 ) -> Evaluation:
-    """The same over as many tokens as ``seconds`` allow, and at most as many as ``like``, an
-    earlier one, had."""
-    tokens, targets = _windows(dataset, context)
+    """The same over as many tokens as ``seconds`` allow, and at most as many as ``like`` had."""
+    count = max(1, EVALUATION_TOKENS // context)
+    tokens, targets = held_out_windows(dataset.held_out, context, count, seed=0)
     stop, length = len(tokens), context
     if like is not None:
         stop, length = min(stop, like.windows), like.tokens // like.windows
@@ -82,10 +80,6 @@ def evaluate(
     return Evaluation(total / done, done, done * length)
 
 
-def _windows(dataset: Dataset, context: int) -> tuple[Tensor, Tensor]:
-    return held_out_windows(dataset.held_out, context, max(1, EVALUATION_TOKENS // context), seed=0)
-
-
 @torch.no_grad()
 def _total_loss(model: Model, tokens: Tensor, targets: Tensor) -> float:
     """The sum of the losses of windows."""
@@ -103,12 +97,11 @@ def _total_loss(model: Model, tokens: Tensor, targets: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The checkpoints of a swarm, compared."""
+    """Held-out loss of averaged weights in nats a token, root mean square of the standard deviation
+    of parameters across nodes, and a text."""
 
     average_loss: float
-    """Held-out loss of the averaged weights, nats a token."""
     spread: float
-    """Root mean square over all parameters of the (population) standard deviation across nodes."""
     sample: str
 
 

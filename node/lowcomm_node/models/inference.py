@@ -33,9 +33,8 @@ def generate(
 ) -> Iterator[int]:
     """Continue a prompt by ``count`` tokens, each given as soon as it is drawn.
 
-    Temperature 0 takes the likeliest token, ``top_k`` draws from the likeliest few only. When the
-    text outgrows the context, the model goes on from its last half. Raises ConfigError on an empty
-    prompt or settings out of range.
+    Temperature 0 takes the likeliest token. When the text outgrows the context, the model goes on
+    from its last half. Raises ConfigError on an empty prompt or settings out of range.
     """
     vocab = model.settings.vocab
     if not prompt or not all(0 <= token < vocab for token in prompt):

@@ -305,45 +305,6 @@ _NORMS = ("attention.query_norm", "attention.key_norm")
 _BIASED = ("attention.query", "attention.key", "attention.value")
 
 
-def huggingface_form(settings: TransformerSettings) -> HuggingFaceForm | None:
-    """Configuration and names; a tied model has no ``lm_head``.
-
-    None where queries and keys have both norms and biases, which no model there has.
-    """
-    shape = {"qk_norm": settings.qk_norm, "qkv_bias": settings.qkv_bias}
-    kind = next((kind for kind, one in TYPES.items() if one == shape), None)
-    if kind is None:
-        return None
-    names = dict(_OUTSIDE)
-    if settings.tied:
-        del names["head.weight"]
-    for layer in range(settings.layers):
-        for ours, theirs in _IN_A_BLOCK.items():
-            if ours in _NORMS and not settings.qk_norm:
-                continue
-            ends = ["weight", "bias"] if ours in _BIASED and settings.qkv_bias else ["weight"]
-            for end in ends:
-                names[f"blocks.{layer}.{ours}.{end}"] = f"model.layers.{layer}.{theirs}.{end}"
-    values = settings.model_dump()
-    values |= {"kv_heads": settings.kv_heads_used, "head_width": settings.head_width_used}
-    rope: dict[str, Any] = {"rope_type": "default"}
-    if settings.rope_scaling != "none":
-        rope = {"rope_type": "llama3", **{theirs: values[ours] for ours, theirs in ROPE.items()}}
-    config = {
-        "architectures": [f"{kind.capitalize()}ForCausalLM"],
-        "model_type": kind,
-        "max_position_embeddings": settings.context,
-        **{theirs: values[ours] for ours, theirs in PLAIN.items()},
-        **FIXED,
-        # transformers 5 reads rope_parameters; 4 and most other programs read the other two.
-        "rope_theta": settings.rope_base,
-        "rope_scaling": rope if settings.rope_scaling != "none" else None,
-        "rope_parameters": {**rope, "rope_theta": settings.rope_base},
-        "use_cache": True,
-    }
-    return HuggingFaceForm(config, names)
-
-
 class TransformerFamily(Family):
     """Builds transformers and estimates their memory.
 
@@ -395,7 +356,42 @@ class TransformerFamily(Family):
         )
 
     def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:
-        return huggingface_form(cast("TransformerSettings", settings))
+        """None where queries and keys have both norms and biases, which no model there has."""
+        ours = cast("TransformerSettings", settings)
+        shape = {"qk_norm": ours.qk_norm, "qkv_bias": ours.qkv_bias}
+        kind = next((kind for kind, one in TYPES.items() if one == shape), None)
+        if kind is None:
+            return None
+        names = dict(_OUTSIDE)
+        if ours.tied:
+            del names["head.weight"]
+        for layer in range(ours.layers):
+            for mine, theirs in _IN_A_BLOCK.items():
+                if mine in _NORMS and not ours.qk_norm:
+                    continue
+                for end in ("weight", "bias") if mine in _BIASED and ours.qkv_bias else ("weight",):
+                    names[f"blocks.{layer}.{mine}.{end}"] = f"model.layers.{layer}.{theirs}.{end}"
+        values = ours.model_dump()
+        values |= {"kv_heads": ours.kv_heads_used, "head_width": ours.head_width_used}
+        rope: dict[str, Any] = {"rope_type": "default"}
+        if scaled := ours.rope_scaling != "none":
+            rope = {
+                "rope_type": "llama3",
+                **{theirs: values[mine] for mine, theirs in ROPE.items()},
+            }
+        config = {
+            "architectures": [f"{kind.capitalize()}ForCausalLM"],
+            "model_type": kind,
+            "max_position_embeddings": ours.context,
+            **{theirs: values[mine] for mine, theirs in PLAIN.items()},
+            **FIXED,
+            # transformers 5 reads rope_parameters; 4 and most other programs read the other two.
+            "rope_theta": ours.rope_base,
+            "rope_scaling": rope if scaled else None,
+            "rope_parameters": {**rope, "rope_theta": ours.rope_base},
+            "use_cache": True,
+        }
+        return HuggingFaceForm(config, names)
 
 
 FAMILY = TransformerFamily()

@@ -11,7 +11,6 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -151,10 +150,6 @@ class TransformersModel(Model):
         is_table = "embed" in name or ".wte." in name or ".wpe." in name
         return Place("embedding" if is_table else "head")
 
-    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters by the library's names, tied ones once."""
-        return self.causal.named_parameters()
-
 
 def library() -> Any:
     """The library. Raises ConfigError where it is missing."""
@@ -199,7 +194,7 @@ def install(settings: TransformersSettings) -> str:
 
 def layout_of(model: TransformersModel) -> str:
     """SHA-256, hexadecimal, of type, names and shapes in order."""
-    shapes = [[name, *parameter.shape] for name, parameter in model.named()]
+    shapes = [[name, *parameter.shape] for name, parameter in model.causal.named_parameters()]
     type_ = cast("TransformersSettings", model.settings).type
     text = json.dumps(["lowcomm layout 1", type_, shapes], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -226,7 +221,7 @@ class TransformersFamily(Family):
             return model
         layers = of_library.architecture.sizes(of_library.config).layers
         norm = 0.0 if of_library.type in _OFFSET_NORMS else 1.0
-        for name, parameter in model.named():
+        for name, parameter in model.causal.named_parameters():
             if parameter.dim() > 1:
                 deep = math.sqrt(2 * layers) if _INTO_RESIDUAL.search(name) else 1.0
                 fill_normal(parameter, INIT_STD / deep, f"{seed}:{name}")
@@ -279,7 +274,9 @@ class TransformersFamily(Family):
             config.pop(name, None)
         config["architectures"] = [type(causal).__name__]
         stored = _STORED.get(causal.config.model_type, {})
-        names = {f"causal.{name}": stored.get(name, name) for name, _ in model.named()}
+        names = {
+            f"causal.{name}": stored.get(name, name) for name, _ in model.causal.named_parameters()
+        }
         ignored = tuple(causal._keys_to_ignore_on_load_unexpected or ())
         return HuggingFaceForm(config, names, causal.base_model_prefix, ignored)
 

@@ -1,12 +1,8 @@
 """The state of one exchange between capture and merge, and the outer steps that are kept after it.
 
 In all kinds, ``sent`` is our contribution, ``mean_of`` gives the mean of all, and ``ranges`` are
-where there is one. Vectors are flat, float32, in host memory. A pair holds the weights as captured,
-our contribution, and the partner's; a modulo codec holds our contribution before it was coded, too.
-A group holds the mean besides.
-
-A kind of exchange has one entry in `CAPTURES`: a class that knows all that the trainer must know
-of it.
+where there is one. Vectors are flat, float32, in host memory. A kind of exchange has one entry in
+`CAPTURES`: a class with all that the trainer must know of it.
 """
 
 from abc import ABC, abstractmethod
@@ -54,9 +50,7 @@ EMPTY = torch.empty(0)
 class Scratch:
     """Lends float32 vectors of at most ``numel`` values in host memory; any thread may ask.
 
-    Each fresh vector costs page faults, so they are used again. A vector is free as soon as nobody
-    holds it or a view of it: slow weights that a merge replaces come back once the last snapshot
-    that holds them is written.
+    A fresh vector costs page faults, so they are used again as soon as nobody holds them or a view.
     """
 
     def __init__(
@@ -103,11 +97,8 @@ class PastStep:
 def read_steps(
     data: memoryview, coder: ShardCoder, numel: int, steps: int
 ) -> Iterator[tuple[Bounds, Tensor]]:
-    """Ranges that each of several packed steps moved, the oldest first, and the mean there.
-
-    The vector is the same for all. Raises CodecError if these are not ``steps`` steps, and nothing
-    else.
-    """
+    """Ranges that each of several packed steps moved, the oldest first, and the mean there, in one
+    vector for all. Raises CodecError if these are not ``steps`` steps."""
     mean, at = torch.empty(numel), 0
     for _ in range(steps):
         if len(data) < at + HEAD.size:
@@ -138,13 +129,12 @@ class CapturedFragment(ABC, Generic[AnyCoder]):
     slack: ClassVar[int] = 0
     """Bytes of a slot beyond those of the coded fragment."""
     heavy: ClassVar[float] = HEAVY
-    """The bound of what can't happen to an honest peer, where slow weights may differ."""
+    """Factor above which a norm is an offence, where slow weights may differ."""
 
     me: str
     members: Sequence[str] = ()
     """Peer ids, sorted; empty in a pair."""
     averaging: Mean = "mean"
-    """How three or more are averaged."""
     coder: AnyCoder
     judge: Judge
     scratch: Scratch
@@ -154,7 +144,6 @@ class CapturedFragment(ABC, Generic[AnyCoder]):
     keep_momentum: bool = False
     """Whether a realignment leaves the outer momentum as it is."""
     steps: int
-    """Inner steps and tokens of this replica at the capture."""
     tokens: int
     received: dict[str, Tensor] = field(default_factory=dict)
     """Contributions; in a group, to our shard."""
@@ -167,18 +156,16 @@ class CapturedFragment(ABC, Generic[AnyCoder]):
     begins: Slow | None = None
     """Where the outer step begins, if it follows steps that we had missed; None: our own."""
     outcome: Slow | None = None
-    """Outcome of the outer step."""
     digests: tuple[str, str] = ("", "")
-    """SHA-256 of both, hexadecimal, where all must hold the same."""
+    """SHA-256 of the outcome, hexadecimal, where all must hold the same."""
     landing: Landing | None = None
     """On a GPU: the weights until they are in host memory; then, until the merge, the new slow
     weights and the weights as they were captured."""
     stages: Stages = field(default_factory=Stages)
-    """Seconds of each stage."""
 
     @property
     def theta(self) -> Tensor:
-        """The weights as captured."""
+        """The captured weights."""
         return self.judge.theta
 
     @property
@@ -203,27 +190,19 @@ class CapturedFragment(ABC, Generic[AnyCoder]):
 
     @abstractmethod
     def encode(self, out: memoryview) -> Sequence[int]:
-        """Code the contribution into ``out``: the part for each member, one after the other.
-
-        Gives their bytes. Raises CodecError if it is not finite.
-        """
+        """Code the part for each member into ``out``, one after the other; bytes of each. Raises
+        CodecError if the contribution is not finite."""
 
     @abstractmethod
     def take(self, part: Part, peer: str, data: memoryview) -> Retransmit | None:
-        """Decode a part that a peer brings; what of it must come again.
-
-        Raises CodecError or ImplausibleError if it can't be used.
-        """
+        """Decode a peer's part; what of it must come again. Raises CodecError, ImplausibleError."""
 
     def resend(self, blocks: bytes, out: memoryview) -> int:
         """Code again what a member could not decode; bytes. Raises CodecError for a bad bitmap."""
         raise TrainerError("In this kind of exchange nothing is sent again.")
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
-        """Average our shard, weighted by each contributor's ``tokens``, and code the mean; bytes.
-
-        ``left_out`` then has those that are not in it.
-        """
+        """Average our shard, weighted by contributors' ``tokens``, and code the mean; bytes."""
         raise TrainerError("In this kind of exchange nobody has a shard to average.")
 
     @abstractmethod
@@ -243,8 +222,7 @@ class CapturedFragment(ABC, Generic[AnyCoder]):
         return None
 
     def release(self) -> None:
-        """Let go of what was averaged: until the merge, which may be steps away, only the weights
-        as they were captured and the outcome are needed."""
+        """Free contributions: until the merge only captured weights and outcome are needed."""
         self.sent = EMPTY
         self.received.clear()
 
@@ -338,8 +316,7 @@ class PairCapture(CapturedFragment[Coder]):
 
 @dataclass(kw_only=True)
 class GroupCapture(CapturedFragment[ShardCoder]):
-    """Each member averages one shard of the fragment and sends the mean to the others: the k-th of
-    ``members`` shard k."""
+    """The k-th of ``members`` averages shard k of the fragment and sends the mean to the others."""
 
     new_coder = staticmethod(shard_coder)
     slack = MAX_GROUP * FP32_BYTES * BLOCK  # shards are cut at blocks: one may be a block longer

@@ -86,11 +86,8 @@ class ExchangeWork:
         return self._submit(self._contribute, request)
 
     def _submit(self, work: Callable[[Any, Capture], A], request: Any) -> Future[A]:
-        """Work on the capture of a request's fragment, on the coding thread.
-
-        The work is void if the capture was dropped meanwhile, or a state was copied: nobody is
-        blamed for that.
-        """
+        """Work on the capture of a request's fragment, on the coding thread. It is void, without
+        blame, if the capture was dropped meanwhile, or a state was copied."""
         capture = self._replica.capture_of(request.fragment)
 
         def checked() -> A:

@@ -42,11 +42,8 @@ def use(device: torch.device) -> None:
 
 
 def prepare(device: torch.device, folder: Path) -> None:
-    """Set this process up for a device, before the first tensor is there.
-
-    Compiled code is kept in ``folder``, of the home: the next start needs seconds for what took a
-    minute. It is code, so it is never taken from peers. An owner's own folders are left alone.
-    """
+    """Set this process up for a device, before the first tensor is there. Compiled code is kept in
+    ``folder`` of the home, unless the owner names another."""
     if device.type != "cuda":
         return
     for variable, name in FOLDERS.items():
@@ -75,7 +72,7 @@ def _compiled_loss(kind: type[Model]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, eq=False)  # tensors have no one answer to ==
 class Landing:
-    """Vectors on the device, and the event (None on a CPU) after which they are there."""
+    """Vectors on the device, there after an event (None on a CPU)."""
 
     vectors: tuple[Tensor, ...]
     ready: Any
@@ -103,8 +100,7 @@ class Copies:
         """After which event each room is free."""
 
     def snapshot(self, fragment: Fragment, weights: Mapping[str, Tensor]) -> Landing | None:
-        """A copy of a fragment on the device, as of the work asked for so far; None without
-        memory for it."""
+        """A copy of a fragment on the device; None without memory for it."""
         flat = self.room(fragment.numel)
         if flat is None:
             return None

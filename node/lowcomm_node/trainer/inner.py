@@ -7,11 +7,10 @@ next one is queued, too.
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.models.base import build_model, computing, family_of, tensor_specs
-from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.system.machine import can_compile
 from lowcomm_node.system.tasks import Readings
 from lowcomm_node.trainer.gpu import loss_of
@@ -34,14 +32,11 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The outcome of one inner step."""
+    """Own steps and clock after an inner step, and its loss in nats a token."""
 
     steps: int
-    """Own steps, this one included."""
     swarm_step: int
-    """The clock after it."""
     loss: float
-    """Nats a token."""
 
 
 class InnerReplica:
@@ -95,27 +90,16 @@ class InnerReplica:
         """Inner steps that were skipped, as loss or gradients were not finite."""
         self.skipped_in_a_row = 0
         self.unsettled = deque[tuple[int, int, Callable[[], list[float]]]]()
-        """Steps whose outcome may not be known yet: own steps, the clock, and a function that waits
-        for loss and norm of the gradient."""
+        """Own steps, clock, and a function that waits for loss and norm of the gradient."""
 
     @property
     def now(self) -> RunSpec:
         """The settings that hold at this swarm step."""
         return self.course.at(self.clock.step)
 
-    def begin_with(self, files: Sequence[Path]) -> None:
-        """Take the weights of the files that the run names, before the first step.
-
-        Raises ConfigError if they hold another model.
-        """
-        load_weights(self.model, files)
-
     def inner_step(self) -> float:
-        """Train on one batch of our own stream; the loss in nats a token.
-
-        If the loss or a gradient is not finite, the step is skipped: only counters, stream and
-        clock go on.
-        """
+        """Train on one batch; the loss in nats a token. A step without finite loss and gradient is
+        skipped: only counters, stream and clock go on."""
         self.take_step()
         while True:
             outcome = self.settle()
@@ -173,10 +157,7 @@ class BatchesAhead:
         self._prepared: tuple[TrainStream, int, Future[Batch]] | None = None
 
     def next(self, stream: TrainStream) -> Batch:
-        """The next batch: the one prepared, unless the stream was moved meanwhile.
-
-        Raises what the stream raises.
-        """
+        """The next batch: the one prepared, unless the stream was moved meanwhile."""
         number, prepared = stream.batches, self._prepared
         if prepared is not None and prepared[:2] == (stream, number):
             batch = prepared[2].result()

@@ -23,9 +23,7 @@ class Judge:
     pull: float
     """``consensus``, or 1 in a realignment: ``pull * phi`` of a contribution is no progress."""
     gain: float
-    """Factor of our own progress in a contribution."""
     bound: Bound
-    """How large the progress of others may be."""
     usual: UsualNorm
     """Learns the norms that others bring."""
     directions: Directions
@@ -78,7 +76,8 @@ class Judge:
 
     def check_direction(self, peer: str, vector: Tensor, start: int) -> None:
         """Raise ImplausibleError for progress that points against ours."""
-        self.directions.check(peer, self._norm_and_cosine(vector, start)[1])
+        _, cosine = self._norm_and_cosine(vector, start)
+        self.directions.check(peer, cosine)
 
     def check_repeat(self, peer: str, vector: Tensor, steps: Tensor, ours: Tensor) -> None:
         """Raise ImplausibleError if a peer resends its previous contribution.

@@ -7,6 +7,7 @@ The estimate counts float32 values a token or a parameter, which the model's fam
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -57,20 +58,19 @@ BETWEEN = 1.1
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by what takes them."""
+    """Bytes by part, of the machine's memory and of a GPU's."""
 
     host: dict[str, int]
     device: dict[str, int]
-    """Of a GPU; empty where training runs on the processor."""
 
     @property
     def host_bytes(self) -> int:
-        """Of the machine's memory."""
+        """Sum of the parts in the machine's memory."""
         return sum(self.host.values())
 
     @property
     def device_bytes(self) -> int:
-        """Of the GPU's."""
+        """Sum of the parts on the GPU."""
         return sum(self.device.values())
 
 
@@ -84,8 +84,8 @@ def estimate_memory(
     """
     cut = cut or Cut(spec.train.batch)
     model = family_of(spec.model).footprint(spec.model)
-    fragment, context = largest_fragment(model, spec), spec.model.context
-    moments, slow = _moments(model, spec.train), 0 if is_mapped(spec) else slow_bytes(spec)
+    fragment, context = -(-model.parameters // spec.sync.fragments), spec.model.context
+    moments, slow = moments_bytes(spec), 0 if is_mapped(spec) else slow_bytes(spec)
     # Copies of weights and moments for a checkpoint and for joiners, and the slow weights that
     # merges replace meanwhile; of a GPU's pieces alone where they are many.
     volatile = FLOAT * model.parameters + moments
@@ -143,11 +143,9 @@ def count_parameters(model: ModelSettings) -> int:
 
 def moments_bytes(spec: RunSpec) -> int:
     """Bytes of the moments of the inner optimizer."""
-    return _moments(family_of(spec.model).footprint(spec.model), spec.train)
-
-
-def _moments(model: Footprint, train: TrainSettings) -> int:
-    return FLOAT * (2 * model.others + (1 if train.optimizer == "muon" else 2) * model.in_matrices)
+    model, moments = family_of(spec.model).footprint(spec.model), 2
+    of_matrices = 1 if spec.train.optimizer == "muon" else moments
+    return FLOAT * (moments * model.others + of_matrices * model.in_matrices)
 
 
 def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
@@ -195,7 +193,7 @@ def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:
     sync, kind = spec.sync, kind_of(spec.sync)
     if kind is None:
         return 0
-    fragment = largest_fragment(model, spec)
+    fragment = -(-model.parameters // spec.sync.fragments)
     coding = coder(sync.codec, fragment) if sync.group == 2 else None
     vectors = PAIR_VECTORS if sync.group == 2 else GROUP_VECTORS
     holds_uncoded = sync.error_feedback if coding is None else coding.holds_uncoded
@@ -213,11 +211,6 @@ def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:
         coded = shard_coder(sync.codec, model.parameters, False).max_size
         past = kept(coded, FLOAT * model.parameters) * coded
     return count * each + FLOAT * (passing * fragment + residuals) + past
-
-
-def largest_fragment(model: Footprint, spec: RunSpec) -> int:
-    """Values of the largest fragment, about: plans are even but for rows and layers."""
-    return -(-model.parameters // spec.sync.fragments)
 
 
 def _with_gaps(parts: Mapping[str, int]) -> dict[str, int]:
@@ -266,8 +259,7 @@ def check_memory(
         vram = torch.cuda.mem_get_info(device)[0]
         vram = vram if max_vram is None else min(vram, int(max_vram * GIB))
 
-    def estimated(cut: Cut) -> MemoryEstimate:
-        return estimate_memory(spec, gpu, exchanges, cut, compiled)
+    estimated = partial(estimate_memory, spec, gpu, exchanges, compiled=compiled)
 
     def fits(cut: Cut) -> bool:
         needed = estimated(cut)

@@ -22,12 +22,11 @@ from lowcomm_node.storage.files import read_small, write_atomic
 
 @dataclass(frozen=True)
 class Cut:
-    """How a step goes through the model."""
+    """How a step goes through the model: ``windows`` at once; with ``recompute`` the backward pass
+    computes blocks again instead of keeping them."""
 
     windows: int
-    """Windows at once, the micro-batch."""
     recompute: bool = False
-    """Whether the backward pass computes blocks again instead of keeping what they hold."""
 
     def parts(self, batch: int) -> int:
         """Windows of each part of a batch but the last, so that all are about as large."""
@@ -35,17 +34,14 @@ class Cut:
         return -(-batch // count)
 
     def smaller(self, batch: int, may_recompute: bool) -> "Cut | None":
-        """What to try when this one does not fit any more; None where nothing smaller is left."""
+        """The next smaller cut; None where nothing is left."""
         if self.windows > 1:
             return Cut(max(1, min(self.windows, batch) // 2), self.recompute)
         return Cut(1, True) if may_recompute and not self.recompute else None
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number of windows up to ``most`` that fits; 0 if not even one does.
-
-    ``fits`` is asked for all first, as most machines hold them, then for halves of what is left.
-    """
+    """The largest number of windows up to ``most`` that fits, by bisection; 0 if none does."""
     if fits(most):
         return most
     fitting, too_many = 0, most
@@ -89,10 +85,7 @@ class Gradient:
         self.cut = Cut(batch)
 
     def of(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch, detached; its gradient is in the weights.
-
-        Raises what torch raises if memory is short and nothing smaller is left to try.
-        """
+        """The mean loss of a batch, detached; its gradient is in the weights."""
         while True:
             try:
                 return self._pass(tokens, targets)

@@ -6,10 +6,9 @@
     outer        the outer step: new slow weights from the mean, beside inner steps
     merge        between two inner steps: new slow weights into the fast weights
 
-Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` slow weights,
-``delta`` outer momentum, ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta``
-are float32 in host memory, one flat vector a fragment; without momentum nothing is kept as
-``delta``.
+Symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` slow weights, ``delta`` outer
+momentum, ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta`` are flat float32
+vectors in host memory.
 """
 
 import math
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.errors import NotFinite, TrainerError
+from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.storage.state_file import mapped_vector, sweep
 from lowcomm_node.trainer import gpu
 from lowcomm_node.trainer.capture import (
@@ -65,8 +65,7 @@ from lowcomm_protocol.spec.run import RunSpec
 SCRATCH = 8
 """Free vectors that are kept for each fragment."""
 PIECE = 131_072
-"""Values that an outer step computes at once. Its vectors stay in the cache, and calls cost little
-beside the arithmetic: with 17 million values 80 ms, where 32,768 at once took 165 ms."""
+"""Values that an outer step computes at once: its vectors stay in the cache."""
 
 
 @dataclass
@@ -74,13 +73,9 @@ class FragmentHistory:
     """What past exchanges of one fragment leave, beside its slow weights."""
 
     repeats: Repeats
-    """Last contributions of others."""
     past: deque[PastStep]
     """The last outer steps, for members that miss them."""
     usual: UsualNorm
-    """Usual norm of others' progress."""
-    worst_block: float = 0.0
-    """Spread of the contributions in their worst block at the last merge."""
 
 
 class Replica(InnerReplica):
@@ -136,7 +131,8 @@ class Replica(InnerReplica):
         """Whether the device merges; else the host does while training waits."""
 
     def begin_with(self, files: Sequence[Path]) -> None:
-        super().begin_with(files)
+        """Take the weights of files. Raises ConfigError if they hold another model."""
+        load_weights(self.model, files)
         self.phi = [self.fast(p, self.slow(p)) for p in range(len(self.plan.fragments))]
 
     @property
@@ -160,11 +156,8 @@ class Replica(InnerReplica):
         return self._slow.take(self.plan.fragments[fragment].numel)
 
     def keep_in_files(self, folder: Path) -> None:
-        """Keep slow weights and momentum in mapped files of a folder. Raises DiskFull.
-
-        An outer step reads and writes those of its fragment once, from first to last, and nothing
-        else does: they need no memory in between.
-        """
+        """Keep slow weights and momentum in mapped files of a folder: they need no memory between
+        the outer steps of their fragment. Raises DiskFull."""
         sweep(folder)
         largest = max(fragment.numel for fragment in self.plan.fragments)
         spare = FEWEST * (2 if self.keeps_momentum else 1)  # of all that may be under way
@@ -270,7 +263,7 @@ class Replica(InnerReplica):
             capture.sent = self.contribution(capture.phi, capture.theta)
 
     def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
-        """Our contribution: a new vector. Override it for a method of your own."""
+        """Our contribution: a new vector; may be overridden."""
         return contribution(self._outer, phi, theta, self.scratch.take(phi.numel()))
 
     def _bound(self, fragment: int, ahead: int, apart: int) -> Bound:
@@ -314,8 +307,8 @@ class Replica(InnerReplica):
     def outer(self, fragment: int) -> None:
         """Compute the outer step from the mean of the capture; ``merge`` applies it.
 
-        Slow weights are replaced, never changed in place, so that this can run beside inner steps
-        and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
+        Slow weights are replaced, never changed in place: inner steps and snapshots go on. Raises
+        NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
         before, momentum = capture.begins or (self.phi[fragment], None)
@@ -368,8 +361,7 @@ class Replica(InnerReplica):
         progress: Tensor | None = None,
         sent: Tensor | None = None,
     ) -> None:
-        """One outer step of a piece of the fragment, in place on ``phi`` and ``delta``; override it
-        for a method of your own."""
+        """One outer step of a piece, in place on ``phi`` and ``delta``; may be overridden."""
         outer_step(self._outer, phi, delta, mean, progress, sent)
 
     def _new(self, fragment: int) -> Slow:
@@ -379,10 +371,7 @@ class Replica(InnerReplica):
     # outer steps that were missed
 
     def missed(self, fragment: int, steps: int) -> bytes:
-        """The last outer steps, packed, for a member that has missed them.
-
-        Raises TrainerError if fewer are kept.
-        """
+        """The last outer steps, packed. Raises TrainerError if fewer are kept."""
         past = list(self.history[fragment].past)
         if len(past) < steps:
             raise TrainerError(f"Of fragment {fragment} {len(past)} outer steps are kept.")
@@ -437,7 +426,6 @@ class Replica(InnerReplica):
             history.past.clear()
         if step is not None:
             history.past.append(step)
-        history.worst_block = capture.worst_block
         self.phi[fragment] = phi
         if delta is not None:
             self.delta[fragment] = delta
@@ -452,8 +440,7 @@ class Replica(InnerReplica):
     def _merge_into_weights(
         self, fragment: int, capture: CapturedFragment[Any], phi: Tensor
     ) -> bool:
-        """Bring new slow weights into the fast weights; False, and they are as before, if the
-        outcome is not finite."""
+        """Bring new slow weights into the fast ones; False if not finite: they are as before."""
         part = self.plan.fragments[fragment]
         if list(capture.merged) == [(0, capture.numel)] and self.copies is None:
             pairs = paired(part, self.weights, capture.theta)

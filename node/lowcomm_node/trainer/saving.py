@@ -22,14 +22,7 @@ from typing import Any
 
 from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
 from lowcomm_node.node.ipc import A, TrainerEvent
-from lowcomm_node.node.messages import (
-    Held,
-    NotSaved,
-    Save,
-    Saved,
-    WriteSnapshot,
-    Written,
-)
+from lowcomm_node.node.messages import Held, NotSaved, Save, Saved, WriteSnapshot, Written
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.system.tasks import Reading
 from lowcomm_node.trainer import state, transfer
@@ -102,8 +95,7 @@ class Saving:
         return is_news
 
     def succeeded(self, steps: int) -> bool:
-        """Note, after ``steps`` steps, that the one begun first is written; whether that is news,
-        because the last one failed."""
+        """Note that the one begun first is written by now; whether that is news."""
         self._written = self._writing.popleft()
         meanwhile = self._every if self.is_holding else steps - self._written
         self._ahead = min(self._most_ahead, 2 * meanwhile + 1)

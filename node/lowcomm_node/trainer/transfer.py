@@ -100,12 +100,13 @@ class StateSnapshot:
 
         Raises DiskFull, NotFinite.
         """
-        pieces, size = map(self.piece, self.form.pieces), self.form.size
-
-        def seal(digests: list[bytes]) -> bytes:
-            return write_manifest(self.manifest(digests))
-
-        return write_snapshot(folder, size, pieces, seal, taken)
+        return write_snapshot(
+            folder,
+            self.form.size,
+            map(self.piece, self.form.pieces),
+            lambda digests: write_manifest(self.manifest(digests)),
+            taken,
+        )
 
 
 def adopt(replica: Replica, manifest: pb.Manifest, read: Read, back: bool = False) -> None:

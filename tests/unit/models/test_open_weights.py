@@ -14,7 +14,7 @@ from lowcomm_node.models.base import build_model, family_of
 from lowcomm_node.models.configs import Read, read_config
 from lowcomm_node.models.open_weights import check_weights, files_of, load_weights
 from lowcomm_node.models.open_weights import settings_of as read_folder
-from lowcomm_node.models.transformer import huggingface_form
+from lowcomm_node.models.transformer import FAMILY
 from lowcomm_protocol.spec.models import TransformerSettings
 
 SMALL = {"vocab": 64, "layers": 2, "width": 16, "heads": 4, "feed_forward": 40, "context": 16}
@@ -26,7 +26,7 @@ def settings_of(**other: Any) -> TransformerSettings:
 
 def config_of(**other: Any) -> dict[str, Any]:
     """A Llama's config.json."""
-    form = huggingface_form(settings_of(qk_norm=False, kv_heads=2))
+    form = FAMILY.huggingface(settings_of(qk_norm=False, kv_heads=2))
     assert form is not None
     return {**form.config, **other}
 
@@ -34,7 +34,7 @@ def config_of(**other: Any) -> dict[str, Any]:
 def folder_of(folder: Path, settings: TransformerSettings, seed: int = 1) -> Path:
     """A folder with random weights as transformers writes it."""
     folder.mkdir(parents=True, exist_ok=True)
-    form = huggingface_form(settings)
+    form = FAMILY.huggingface(settings)
     assert form is not None
     model = build_model(settings, seed)
     tensors = {form.names[name]: one.detach() for name, one in model.named_parameters()}

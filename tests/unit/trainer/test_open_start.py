@@ -11,7 +11,7 @@ from helpers.tiny import tiny_settings
 from helpers.trainer_thread import TrainerThread
 from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.models.base import build_model
-from lowcomm_node.models.transformer import huggingface_form
+from lowcomm_node.models.transformer import FAMILY
 from lowcomm_node.node.messages import Save, TrainerSettings
 from lowcomm_node.storage.file_digests import pin
 from lowcomm_protocol.spec.models import TransformerSettings
@@ -25,7 +25,7 @@ def begun(tmp_path: Path) -> TrainerSettings:
     settings = tiny_settings(tmp_path, "checkpoints")
     spec = parse_canonical(settings.spec)
     assert isinstance(spec.model, TransformerSettings)
-    form = huggingface_form(spec.model)
+    form = FAMILY.huggingface(spec.model)
     assert form is not None
     file = tmp_path / "model.safetensors"
     model = build_model(spec.model, 77)
