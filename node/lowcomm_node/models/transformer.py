@@ -375,10 +375,7 @@ class TransformerFamily(Family):
         values |= {"kv_heads": ours.kv_heads_used, "head_width": ours.head_width_used}
         rope: dict[str, Any] = {"rope_type": "default"}
         if scaled := ours.rope_scaling != "none":
-            rope = {
-                "rope_type": "llama3",
-                **{theirs: values[mine] for mine, theirs in ROPE.items()},
-            }
+            rope = {theirs: values[mine] for mine, theirs in ROPE.items()} | {"rope_type": "llama3"}
         config = {
             "architectures": [f"{kind.capitalize()}ForCausalLM"],
             "model_type": kind,

@@ -274,9 +274,8 @@ class TransformersFamily(Family):
             config.pop(name, None)
         config["architectures"] = [type(causal).__name__]
         stored = _STORED.get(causal.config.model_type, {})
-        names = {
-            f"causal.{name}": stored.get(name, name) for name, _ in model.causal.named_parameters()
-        }
+        parameters = dict(causal.named_parameters())
+        names = {f"causal.{name}": stored.get(name, name) for name in parameters}
         ignored = tuple(causal._keys_to_ignore_on_load_unexpected or ())
         return HuggingFaceForm(config, names, causal.base_model_prefix, ignored)
 

@@ -9,7 +9,6 @@ the fast weights, so they happen between two inner steps.
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from time import monotonic
@@ -29,17 +28,6 @@ Handlers = Mapping[type[Request[Any]], Callable[[Any], Answer | Future[Any]]]
 Capture = CapturedFragment[Any]
 
 
-@dataclass(frozen=True, eq=False)  # captures hold tensors, which have no one answer to ==
-class PendingMerge:
-    """A merge that waits for the inner steps that it overlaps with."""
-
-    steps: int
-    """Own inner steps from which on it may be merged."""
-    capture: Capture
-    request: messages.Merge
-    merged: Future[messages.OuterStepApplied]
-
-
 class ExchangeWork:
     """Exchanges of one replica."""
 
@@ -55,7 +43,8 @@ class ExchangeWork:
         self._arena = arena
         self._coder = coder
         self._at_boundary = at_boundary
-        self._pending: list[PendingMerge] = []
+        self._pending: list[tuple[int, Callable[[], None]]] = []
+        """Merges that wait, and the own inner steps from which on they may be done."""
         self.handlers: Handlers = {
             messages.CaptureContribution: self._capture,
             messages.Receive: partial(self._submit, self._receive),
@@ -72,12 +61,13 @@ class ExchangeWork:
 
         A merge waits for ``overlap`` steps after its capture, or until no step will be taken.
         """
-        steps = self._replica.steps
-        due = [one for one in self._pending if one.steps <= steps or not can_step()]
-        self._pending = [one for one in self._pending if one not in due]
-        for one in due:
-            self._apply(one)
-        return bool(due)
+        steps, pending, self._pending = self._replica.steps, self._pending, []
+        for from_step, apply in pending:
+            if from_step <= steps or not can_step():
+                apply()
+            else:
+                self._pending.append((from_step, apply))
+        return len(self._pending) < len(pending)
 
     def _capture(self, request: messages.CaptureContribution) -> Future[messages.Shared]:
         fragment, began = request.fragment, monotonic()
@@ -152,8 +142,8 @@ class ExchangeWork:
             with capture.stages.during("outer"):
                 capture.pool(request.over)
                 replica.outer(request.fragment)
-            steps = capture.steps + replica.spec.sync.overlap
-            pending = PendingMerge(steps, capture, request, merged)
+            apply = partial(self._apply, capture, request, merged)
+            pending = capture.steps + replica.spec.sync.overlap, apply
             self._at_boundary(lambda: self._pending.append(pending))
             return Done()
 
@@ -164,18 +154,20 @@ class ExchangeWork:
         self._submit(work, request).add_done_callback(give_up)
         return merged
 
-    def _apply(self, one: PendingMerge) -> None:
+    def _apply(
+        self, capture: Capture, request: messages.Merge, merged: Future[messages.OuterStepApplied]
+    ) -> None:
         """Merge into the fast weights."""
-        fragment, replica, capture = one.request.fragment, self._replica, one.capture
+        fragment, replica = request.fragment, self._replica
         try:
             self._check_captured(fragment, capture)
             with capture.stages.during("merge"):
-                replica.merge(fragment, one.request.swarm_step, self._coder)
+                replica.merge(fragment, request.swarm_step, self._coder)
         except TrainerError as error:
-            one.merged.set_exception(error)
+            merged.set_exception(error)
             return
         progress = replica.schedule[fragment]
-        one.merged.set_result(
+        merged.set_result(
             messages.OuterStepApplied(
                 swarm_step=replica.clock.step,
                 merged_steps=progress.merged_steps,
