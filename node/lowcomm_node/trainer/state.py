@@ -6,11 +6,11 @@ The rest is small and goes into the manifest's ``meta``. Joiners get pieces inst
 (``transfer.py``).
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from lowcomm_node.data.tokenizer import identify
@@ -26,14 +26,6 @@ Parts = dict[str, dict[str, Tensor]]
 _Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 
 
-class _Progress(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    version: _Count
-    merged_steps: _Count
-    merged_tokens: _Count
-    synced: Annotated[int, Field(strict=True, ge=-1, lt=1 << 53)]
-
-
 class _Counters(BaseModel):
     """The numbers of a checkpoint."""
 
@@ -41,7 +33,7 @@ class _Counters(BaseModel):
     steps: _Count
     tokens: _Count
     skipped: _Count = 0  # 0.1 counted none
-    progress: list[_Progress]
+    progress: list[FragmentProgress]
 
 
 def is_copied(replica: Replica) -> bool:
@@ -118,12 +110,15 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
         for history, norm in zip(replica.history, usual, strict=True):
             history.usual = UsualNorm(norm if isinstance(norm, float) and 0 <= norm < 1e6 else 0.0)
     interval, progress = replica.spec.sync.interval, counters.progress
-    schedule = SyncSchedule(interval, [FragmentProgress() for _ in progress])
-    for p, fragment in enumerate(progress):
-        # 0.1 wrote 0 for a fragment that was not due yet: none has synced later than now.
-        fragment.synced = min(fragment.synced, schedule.round_of(p, replica.clock.step))
+    plain = SyncSchedule(interval, progress)
+    # 0.1 wrote 0 for a fragment that was not due yet: none has synced later than now.
+    rounds = [plain.round_of(p, replica.clock.step) for p in range(len(progress))]
     replica.schedule = SyncSchedule(
-        interval, [FragmentProgress(**fragment.model_dump()) for fragment in progress]
+        interval,
+        [
+            replace(one, synced=min(one.synced, latest))
+            for one, latest in zip(progress, rounds, strict=True)
+        ],
     )
 
 
