@@ -274,7 +274,7 @@ class TransformersFamily(Family):
             config.pop(name, None)
         config["architectures"] = [type(causal).__name__]
         stored = _STORED.get(causal.config.model_type, {})
-        parameters = dict(causal.named_parameters())
+        parameters: list[str] = [name for name, _ in causal.named_parameters()]
         names = {f"causal.{name}": stored.get(name, name) for name in parameters}
         ignored = tuple(causal._keys_to_ignore_on_load_unexpected or ())
         return HuggingFaceForm(config, names, causal.base_model_prefix, ignored)
