@@ -55,10 +55,6 @@ class Turn:
         self.alone = True
         """Whether no other has gone out beside it."""
 
-    def piece(self, most: int) -> int:
-        """How many bytes to send next, of ``most``."""
-        return min(most, self._turns.piece)
-
     def sent(self, count: int) -> None:
         """Count bytes that went out."""
         now = self._turns.clock()
@@ -166,29 +162,6 @@ gRPC's own window begins at 64 KiB and grows by measuring. That takes longer tha
 has no upper bound where nobody reads: 50 MiB per call were seen."""
 
 
-class TokenBucket:
-    """Computes how long to wait to keep a rate. It has no clock of its own."""
-
-    def __init__(self, rate: float | None) -> None:
-        """``rate``: bytes a second; None: unlimited."""
-        self.rate = rate
-        self._free = float("-inf")
-        """Time at which everything taken so far is paid for."""
-
-    def take(self, count: int, now: float) -> tuple[float, float]:
-        """Take ``count`` bytes at time ``now``. Returns the seconds until they may begin to go, and
-        the seconds until they are paid for."""
-        if self.rate is None:
-            return 0.0, 0.0
-        begins = max(now - CREDIT_SECONDS, self._free)
-        self._free = begins + count / self.rate
-        return max(0.0, begins - now), max(0.0, self._free - now)
-
-    def debt(self, now: float) -> float:
-        """Seconds until everything taken so far is paid for."""
-        return max(0.0, self._free - now)
-
-
 class Use:
     """A moving average of the rate."""
 
@@ -215,20 +188,18 @@ class Use:
 
 
 class BandwidthLimit:
-    """One direction of the link."""
+    """A token bucket for one direction of the link."""
 
     def __init__(self, rate: float | None = None, clock: Callable[[], float] = monotonic) -> None:
-        self._bucket = TokenBucket(rate)
+        self.rate = rate
+        """Allowed bytes a second; None: unlimited."""
+        self._free = float("-inf")
+        """Time at which everything taken so far is paid for."""
         self._clock = clock
         self._use = Use()
         self._changed = asyncio.Event()
         self.total = 0
         """Bytes of contents so far."""
-
-    @property
-    def rate(self) -> float | None:
-        """Allowed bytes a second; None: unlimited."""
-        return self._bucket.rate
 
     @property
     def used(self) -> float:
@@ -238,11 +209,11 @@ class BandwidthLimit:
     @property
     def debt(self) -> float:
         """Seconds for which earlier requests occupy the link."""
-        return self._bucket.debt(self._clock())
+        return max(0.0, self._free - self._clock())
 
     def allow(self, rate: float | None) -> None:
         """Set another rate. Callers that wait now go on at once; later ones are bound by it."""
-        self._bucket = TokenBucket(rate)
+        self.rate, self._free = rate, float("-inf")
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -255,17 +226,23 @@ class BandwidthLimit:
     async def pass_(self, count: int) -> None:
         """Wait until ``count`` bytes may go, first come first served. Zero bytes never wait."""
         if count:
-            await self._wait(self._bucket.take(count, self._clock())[0])
+            await self._wait(self.take(count)[0])
             self.count(count)
 
     async def pay(self, count: int) -> None:
         """Wait until ``count`` bytes to come are paid for, first come first served."""
         if count:
-            await self._wait(self._bucket.take(count, self._clock())[1])
+            await self._wait(self.take(count)[1])
 
-    def owe(self, count: int) -> None:
-        """Take bytes that came unannounced: later callers pay for them by waiting longer."""
-        self._bucket.take(count, self._clock())
+    def take(self, count: int) -> tuple[float, float]:
+        """Take bytes, for which later callers wait longer. Returns the seconds until they may begin
+        to go, and the seconds until they are paid for."""
+        if self.rate is None:
+            return 0.0, 0.0
+        now = self._clock()
+        begins = max(now - CREDIT_SECONDS, self._free)
+        self._free = begins + count / self.rate
+        return max(0.0, begins - now), max(0.0, self._free - now)
 
     def count(self, count: int) -> None:
         """Count bytes that have passed."""
@@ -322,7 +299,7 @@ class Arrival:
         self._limit.count(count)
         self._ahead -= count
         if self._ahead < 0:  # the messages are larger than we thought
-            self._limit.owe(-self._ahead)
+            self._limit.take(-self._ahead)
             self._unpaid = max(0, self._unpaid + self._ahead)
             self._ahead = 0
 

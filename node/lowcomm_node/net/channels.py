@@ -49,8 +49,6 @@ class Channels:
         # An empty one is false
         self._peer_limit = PeerLimit() if peer_limit is None else peer_limit
         self._peer_limit.make_room = self._drop_idle
-        self._gatekeeper = gatekeeper
-        self._pipes = pipes
         self._traffic = traffic or Traffic()
         self._peers: OrderedDict[str, PeerChannel] = OrderedDict()
         self.dialer = Dialer(gatekeeper, pipes, targets, refusals or Refusals(), flow)
@@ -102,7 +100,7 @@ class Channels:
 
     def metadata(self, peer_id: str) -> tuple[tuple[str, bytes], ...]:
         """The metadata of every call to ``peer_id``."""
-        return self._gatekeeper.credential_for(peer_id)
+        return self.dialer.gatekeeper.credential_for(peer_id)
 
     async def ping(self, peer: PeerInfo, bandwidth: Bandwidth) -> list[RouteSpeed]:
         """Latency and rate of each route to a peer, measured in turn beside the calls under way."""
@@ -126,14 +124,14 @@ class Channels:
         """What ``peers`` shows of a peer's route."""
         peer_channel, meter = self._peers.get(peer_id), self._traffic.of(peer_id)
         shown = peer_channel.describe() if peer_channel is not None else PeerRoute()
-        if shown.route is None and self._pipes is not None:
-            address = self._pipes.called_from(peer_id)
+        if shown.route is None and self.dialer.pipes is not None:
+            address = self.dialer.pipes.called_from(peer_id)
             shown = replace(shown, route=name_tunnel(address) if address else None)
         return replace(shown, rate_up=meter.up.last, rate_down=meter.down.last)
 
     def tunnels(self) -> dict[str, int]:
         """What ``status`` shows of streams that others have opened to us."""
-        return self._pipes.statistics() if self._pipes is not None else {}
+        return self.dialer.pipes.statistics() if self.dialer.pipes is not None else {}
 
     async def close(self) -> None:
         """Close all channels."""

@@ -108,27 +108,25 @@ class Connected:
                 await self.pipe.close()
 
 
+@dataclass(eq=False)
 class Dialer:
     """Opens channels to peers, and tests them."""
 
-    def __init__(
-        self,
-        gatekeeper: Gatekeeper,
-        pipes: Pipes | None,
-        targets: Targets | None,
-        refusals: Refusals,
-        flow: Options,
-    ) -> None:
-        """Without ``pipes`` there is one route; ``targets``: addresses that may be dialed."""
-        self._gatekeeper = gatekeeper
-        self.pipes = pipes
-        self.targets = targets
-        self._refusals = refusals
-        self.flow = flow
-        """gRPC options for incoming bytes."""
-        self.routes = tuple(Route) if pipes is not None else (Route.DIRECT,)
-        self.on_answer: Callable[[str], None] = lambda peer: None
-        """Called with each peer that has answered a ping of ours: a sign of life."""
+    gatekeeper: Gatekeeper
+    pipes: Pipes | None
+    """None: there is one route."""
+    targets: Targets | None
+    """Addresses that may be dialed."""
+    refusals: Refusals
+    flow: Options
+    """gRPC options for incoming bytes."""
+    on_answer: Callable[[str], None] = lambda peer: None
+    """Called with each peer that has answered a ping of ours: a sign of life."""
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The routes that may be tried, the best first."""
+        return tuple(Route) if self.pipes is not None else (Route.DIRECT,)
 
     def direct(self, address: str, public_key: bytes) -> Connected:
         """A channel to HOST:PORT, for the holder of a TLS key. Raises LowcommError."""
@@ -148,7 +146,7 @@ class Dialer:
 
     async def ping(self, channel: aio.Channel, peer_id: str) -> None:
         """Make one call. Raises grpc.RpcError."""
-        metadata = self._gatekeeper.credential_for(peer_id)
+        metadata = self.gatekeeper.credential_for(peer_id)
         describe = ExchangeStub(channel).Describe
         await describe(pb.Introduction(), metadata=metadata, timeout=MEASURE_DEADLINE)
         self.on_answer(peer_id)
@@ -160,7 +158,7 @@ class Dialer:
         except aio.AioRpcError as error:
             if OTHER_CERTIFICATE not in (error.details() or ""):
                 return "can't be reached"
-            self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
+            self.refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
             return (
                 "somebody else answers there, with another certificate than the one in its record"
             )

@@ -11,7 +11,7 @@ That is what protobuf writes. Whatever else it would read is left to it.
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -113,39 +113,21 @@ _NO_FRAME = "sent bytes that are no frame"
 _GONE = (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError)
 
 
-class Stream(Protocol):
-    """Sends and receives frames. Raises LinkLost when the stream is gone, or was dropped by us."""
-
-    async def send(self, frame: AnyFrame) -> None:
-        """Send one frame; waits while the other end does not read."""
-        ...
-
-    async def receive(self) -> pb.Frame | None:
-        """The next frame, a `ChunkFrame` for bytes of a content; None when the other end has
-        finished. Raises ProtocolViolation if it is invalid."""
-        ...
-
-    async def close(self) -> None:
-        """Finish sending, and let the other end read to the end."""
-        ...
-
-    def cancel(self) -> None:
-        """Drop the stream at once."""
-        ...
-
-
 class CallerStream:
-    """The caller's end."""
+    """The caller's end. Its methods raise LinkLost when the stream is gone or was dropped by us."""
 
     def __init__(self, call: Any, meter: Meter | None = None) -> None:
         self._call = call
         self._meter = meter or Meter()
 
     async def send(self, frame: Message | ChunkFrame) -> None:
+        """Send one frame; waits while the other end does not read."""
         await self._wait(self._call.write(frame))
         self._meter.up.add(frame.ByteSize())
 
     async def receive(self) -> Any:
+        """The next frame, a `ChunkFrame` for bytes of a content; None when the other end has
+        finished. Raises ProtocolViolation if it is invalid."""
         frame = await self._wait(self._call.read())
         if frame is _END:
             if await self._call.code() is not grpc.StatusCode.OK:
@@ -157,6 +139,7 @@ class CallerStream:
         return frame
 
     async def close(self) -> None:
+        """Finish sending, and let the other end read to the end."""
         try:
             async with asyncio.timeout(CLOSE_DEADLINE):
                 await self._call.done_writing()
@@ -195,7 +178,7 @@ class CallerStream:
 
 
 class CalleeStream:
-    """The end that was called."""
+    """The end that was called; like a ``CallerStream``."""
 
     def __init__(self, context: Any, meter: Meter | None = None, place: str = "") -> None:
         """``place``: the key of the caller's quotas."""
@@ -239,6 +222,9 @@ class CalleeStream:
     def cancel(self) -> None:
         # The handler notices, and aborts the call.
         self.dropped.set()
+
+
+Stream = CallerStream | CalleeStream
 
 
 def _we_are_cancelled() -> bool:

@@ -176,7 +176,7 @@ class Link:
             await self.stream.send(pb.Frame(content=content))
             offset, began = 0, monotonic()
             while offset < len(data):
-                size = turn.piece(self._bandwidth.up.piece(CHUNK_BYTES))
+                size = min(self._turns.piece, self._bandwidth.up.piece(CHUNK_BYTES))
                 piece = data[offset : offset + size]
                 await self._bandwidth.up.pass_(len(piece))
                 await self.stream.send(ChunkFrame(offset, piece))
