@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 
 @dataclass(frozen=True)
@@ -19,73 +18,12 @@ def code_of(kind: type) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__.removeprefix("_")).lower()
 
 
-class WaitCode(StrEnum):
-    """What a node waits for, or why it trains alone."""
-
-    LOOKING_FOR_SWARM = "looking-for-swarm"
-    SWARM_SILENT = "swarm-silent"
-    SWARM_UNLISTED = "swarm-unlisted"
-    LOOKING_FOR_RUN = "looking-for-run"
-    RUN_FILES = "run-files"
-    FETCHING_FILE = "fetching-file"
-    STARTING_TRAINER = "starting-trainer"
-    TOKENIZING = "tokenizing"
-    LOOKING_FOR_PEERS = "looking-for-peers"
-    COPYING_STATE = "copying-state"
-    FIRST_PEERS = "first-peers"
-    EVALUATING = "evaluating"
-    SLOW_DISK = "slow-disk"
-    NOBODY_ALIVE = "nobody-alive"
-    EXCHANGE_TOO_LONG = "exchange-too-long"
-    FAR_FROM_PEERS = "far-from-peers"
-    OWN_LINE = "own-line"
-    NOT_APPLIED = "not-applied"
-    PAUSING = "pausing"
-    OWNER = "owner"
-    SCHEDULE = "schedule"
-    IN_USE = "in-use"
-    BATTERY = "battery"
-    TRAINER_FAILED = "trainer-failed"
-    LEAVING = "leaving"
-    RUN_OVER = "run-over"
-
-
 @dataclass(frozen=True)
 class Waiting:
     """What a node waits for, with its code."""
 
-    code: WaitCode
+    code: str
     text: str
-
-
-class WarningCode(StrEnum):
-    """What a warning is about."""
-
-    SETTINGS = "settings"
-    RUN_CHOSEN = "run-chosen"
-    RUN_ENDED = "run-ended"
-    STARTED_ALONE = "started-alone"
-    CLOCK = "clock"
-    IDENTITY_IN_USE = "identity-in-use"
-    AMENDMENT = "amendment"
-    TOKENIZER_UNCHECKED = "tokenizer-unchecked"
-    FILE_REFUSED = "file-refused"
-    FEW_PEERS = "few-peers"
-    TOO_MANY_PEERS = "too-many-peers"
-    NOT_TAKEN = "not-taken"
-    RECORD_NOT_PUBLISHED = "record-not-published"
-    NOT_KEPT = "not-kept"
-    DEFECT = "defect"
-    STATE_NOT_COPIED = "state-not-copied"
-    STATE_OLD = "state-old"
-    NO_DONOR = "no-donor"
-    DONOR_LEFT_OUT = "donor-left-out"
-    DRIFTED = "drifted"
-    KEPT_WAITING = "kept-waiting"
-    TRAINER_FAILED = "trainer-failed"
-    CHECKPOINT_SKIPPED = "checkpoint-skipped"
-    NOT_SAVED = "not-saved"
-    JOURNAL = "journal"
 
 
 # Codes at the margin, each with its meaning, stand above the remedy that they share.

@@ -66,7 +66,6 @@ def join(
     if availability.hold is None:
         trainer.launch()  # it imports torch while the daemon imports its own
     with importing():
-        from lowcomm_node.catalogue import WarningCode
         from lowcomm_node.node.node import Node
         from lowcomm_node.owner.limits import keep_settings
 
@@ -77,7 +76,7 @@ def join(
             keep_settings(settings.paths.config, {"name": settings.name})
     daemon = Node(settings, trainer, availability)
     for warning in loaded.warnings:
-        daemon.board.warn(WarningCode.SETTINGS, warning)
+        daemon.board.warn("settings", warning)
     if web:
         daemon.control.on_link = lambda link: print(f"in a browser, once: {link}", file=sys.stderr)
     show = _print_words

@@ -15,7 +15,6 @@ from pathlib import Path
 from random import Random
 from time import time
 
-from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, NodeError, TrainerError
 from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.records import Gathered, StateAdopted
@@ -60,7 +59,7 @@ class CatchUp:
     disk_quota: DiskQuota
     folder: Path
     show: Callable[[str], None]
-    warn: Callable[[WarningCode, str], None]
+    warn: Callable[[str, str], None]
     tell: Callable[[StateAdopted], None]
 
     async def run_from(self, own: int, form: StateForm, drifted: bool) -> Ready | None:
@@ -82,7 +81,7 @@ class CatchUp:
                 copied = await self._copy(own, form, drifted)
             except (LinkLost, CheckpointError, TrainerError, DiskFull) as error:
                 reason = f"the state of others could not be copied: {error}"
-                self.warn(WarningCode.STATE_NOT_COPIED, reason)
+                self.warn("state-not-copied", reason)
                 if copied is not None:
                     return copied
                 continue
@@ -93,12 +92,12 @@ class CatchUp:
                 return copied
             least = behind // 2
             self.warn(
-                WarningCode.STATE_OLD,
+                "state-old",
                 f"the state that was copied is {behind} swarm steps old by now: copying it again",
             )
         if copied is None:
             self.warn(
-                WarningCode.NO_DONOR,
+                "no-donor",
                 "no peer could hand over its state: training begins from our own, and merges bring "
                 "it closer",
             )
@@ -153,7 +152,7 @@ class CatchUp:
     async def _copy(self, own: int, form: StateForm, drifted: bool) -> Ready:
         self.disk_quota.require(form.size, "The state of a peer")
         self.show("looking at what is here of the swarm's state")
-        warn = partial(self.warn, WarningCode.DONOR_LEFT_OUT)
+        warn = partial(self.warn, "donor-left-out")
         download = StateDownload(self.folder, form, self._sync, Random(), self._is_plausible, warn)
         donors = partial(self._donors, own, drifted)
         fetch = Fetch(self.channels, download, donors, self.down, warn)

@@ -6,7 +6,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, TypeVar
 
-from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
+from lowcomm_node.catalogue import Waiting
 from lowcomm_node.dht.hivemind import Discovery, nobody_answers
 from lowcomm_node.errors import NoPeers
 from lowcomm_node.node.process import REAP_DEADLINE, STOP_DEADLINE
@@ -65,8 +65,8 @@ class Entry:
             settings.peers,
             known,
             board.tell,
-            board.warning(WarningCode.CLOCK),
-            withdraw=lambda: board.withdraw(WarningCode.CLOCK),
+            board.warning("clock"),
+            withdraw=lambda: board.withdraw("clock"),
         )
         # Answers others who ask how they are reached.
         self._prober = Prober(self.discovery, self.discovery.addresses, FOR_A_NODE)
@@ -75,7 +75,7 @@ class Entry:
     async def open(self) -> None:
         """Enter the DHT. Raises NodeError."""
         known_at = ", ".join([*self.settings.peers, *self.remembered][:8])
-        looking = Waiting(WaitCode.LOOKING_FOR_SWARM, f"looking for the swarm at {known_at}")
+        looking = Waiting("looking-for-swarm", f"looking for the swarm at {known_at}")
         self.board.enter("joining", looking)
         await self.discovery.start()
         await self._prober.serve()
@@ -88,14 +88,14 @@ class Entry:
         kept = self._kept
         self.board.show(None)  # the status shows why
         if await self.rejoin.enter(0.0 if kept is not None else self.settings.join_deadline):
-            show = self.board.showing(WaitCode.LOOKING_FOR_RUN)
+            show = self.board.showing("looking-for-run")
             show("looking for the run")
-            chosen = self.board.warning(WarningCode.RUN_CHOSEN)
+            chosen = self.board.warning("run-chosen")
             return await find_run(self.discovery, self.settings, kept, show, chosen)
         if kept is None:
             raise NoPeers(nobody_answers(self.rejoin.unanswered()))
         alone = "training alone on what this home knows of the run, until a peer answers"
-        self.board.warn(WarningCode.STARTED_ALONE, f"{self.rejoin.reason}: {alone}")
+        self.board.warn("started-alone", f"{self.rejoin.reason}: {alone}")
         return kept
 
     async def be_admitted(self, run: SignedRun) -> RunAdmission:
@@ -109,7 +109,7 @@ class Entry:
         self._tasks.start(self.rejoin.run())
         admission = RunAdmission(self.settings, run, self.identity.peer_id, time())
         admission.amending.on_news = self.tell_amendments
-        admission.amending.on_trouble = self.board.warning(WarningCode.AMENDMENT)
+        admission.amending.on_trouble = self.board.warning("amendment")
         await admission.look(self.discovery)
         admission.check_ourselves(time())
         return admission

@@ -15,7 +15,6 @@ import asyncio
 import sys
 from contextlib import ExitStack
 
-from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.fetch.files import check_named
 from lowcomm_node.node.controls import Controls
 from lowcomm_node.node.entry import LEAVE_DEADLINE, Departure, Entry
@@ -50,7 +49,7 @@ class Node:
         """
         self.settings = settings
         self.board = Board()
-        warn = self.board.warning(WarningCode.DEFECT)
+        warn = self.board.warning("defect")
         self.state = NodeState(
             settings=settings,
             board=self.board,
@@ -109,7 +108,7 @@ class Node:
                 check_named(run.spec, self.settings)  # before anything is downloaded
                 self._recorder.open(self.settings.paths.journal(run.fingerprint))
                 for text in unused(self.settings, run.spec):
-                    self.board.warn(WarningCode.SETTINGS, text)
+                    self.board.warn("settings", text)
                 admission = await departure.unless_wanted(entry.be_admitted(run))
                 if admission is not None:
                     state.admission = admission

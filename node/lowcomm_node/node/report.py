@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic, time
 
-from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
+from lowcomm_node.catalogue import Waiting
 from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.net.channels import Endpoint
 from lowcomm_node.node.entry import Departure
@@ -83,7 +83,7 @@ def report(state: NodeState) -> Status:
     waiting = board.waiting or _why_alone(state)
     warnings = [*board.warnings]
     if exchanger is not None and (kept := exchanger.kept_waiting) is not None:
-        warnings.append(Warned(code=WarningCode.KEPT_WAITING, text=kept))
+        warnings.append(Warned(code="kept-waiting", text=kept))
     return Status(
         peer_id=state.peer_id,
         release=release(),
@@ -249,7 +249,7 @@ def _why_alone(state: NodeState) -> Waiting | None:
     """Why the node trains without exchanges; training itself never waits."""
     phase, exchanger, hold = state.board.phase, state.exchanger, state.availability.hold
     if phase == "paused" and hold is not None:
-        return Waiting(WaitCode(hold.rule.value), hold.reason)
+        return Waiting(hold.rule.value, hold.reason)
     if phase == "joining" and state.rejoin is not None:
         return _why_outside(state.rejoin)
     if phase != "training" or exchanger is None or state.run is None:
@@ -265,14 +265,14 @@ def _why_no_exchange(exchanger: Exchanger) -> Waiting | None:
     """Why nothing is exchanged though others are there."""
     if (hindrance := exchanger.hindrance) is not None:
         told = f"training on without exchanges of our own: {hindrance}"
-        return Waiting(WaitCode.EXCHANGE_TOO_LONG, told)
+        return Waiting("exchange-too-long", told)
     if (resting := exchanger.resting) is not None:
-        return Waiting(WaitCode.FAR_FROM_PEERS, f"training on; {resting}")
+        return Waiting("far-from-peers", f"training on; {resting}")
     if (trouble := exchanger.peer.own_line.trouble) is not None:
-        return Waiting(WaitCode.OWN_LINE, f"training on; {trouble}: see `lowcomm-node doctor`")
+        return Waiting("own-line", f"training on; {trouble}: see `lowcomm-node doctor`")
     if reason := exchanger.history.last_reason:
         told = f"training on; the last exchange was not applied: {reason}"
-        return Waiting(WaitCode.NOT_APPLIED, told)
+        return Waiting("not-applied", told)
     return None
 
 
@@ -281,7 +281,7 @@ def _why_outside(rejoin: Rejoin) -> Waiting | None:
     reason = rejoin.reason
     if reason is None:
         return None
-    return Waiting(WaitCode.SWARM_UNLISTED if rejoin.connected else WaitCode.SWARM_SILENT, reason)
+    return Waiting("swarm-unlisted" if rejoin.connected else "swarm-silent", reason)
 
 
 def _why_nobody(membership: Membership, rejoin: Rejoin | None) -> Waiting:
@@ -291,4 +291,4 @@ def _why_nobody(membership: Membership, rejoin: Rejoin | None) -> Waiting:
     count = membership.count_silent()
     silent = f": {count} have a record and do not answer" if count else ""
     told = f"training alone: no other peer is alive{silent}"
-    return Waiting(WaitCode.NOBODY_ALIVE, told)
+    return Waiting("nobody-alive", told)

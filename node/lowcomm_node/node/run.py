@@ -5,7 +5,6 @@ from contextlib import suppress
 from functools import partial
 from time import time
 
-from lowcomm_node.catalogue import WaitCode, WarningCode
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.errors import NotAdmitted, RetryLater
 from lowcomm_node.fetch.catch_up import state_form
@@ -72,7 +71,7 @@ class Run:
         )
         """Gives files of the run, and our state once there is one, to others."""
         self._provider = Provider(
-            settings, signed, files, self._fetch_file, board.showing(WaitCode.RUN_FILES)
+            settings, signed, files, self._fetch_file, board.showing("run-files")
         )
         self.endpoint = state.endpoint = Endpoint(
             gatekeeper,
@@ -168,7 +167,7 @@ class Run:
         entry.rejoin.publish_with(membership.republish, own_record)
         entry.rejoin.on_move = self._move
         self._admission.amending.on_news = self._hear_amendments
-        warn = board.warning(WarningCode.DEFECT)
+        warn = board.warning("defect")
         self._tasks.start(membership.run())
         self._tasks.start(self._state.availability.run(warn))
         watch = CongestionWatch(board.tell).run
@@ -223,7 +222,7 @@ class Run:
             copies = "`lowcomm-node join --stay` copies its last state"
             rest = f"{copies}, which {len(served)} of them serve"
         ended = f"the run {name_of(run)} is over: its peers have trained it to its end"
-        self._board.warn(WarningCode.RUN_ENDED, f"{ended}, swarm step {step}; {rest}")
+        self._board.warn("run-ended", f"{ended}, swarm step {step}; {rest}")
         self._board.enter("finished", None)
         return True
 
@@ -259,10 +258,10 @@ class Run:
             download,
             lambda: self._roster.alive(time()),
             self._bandwidth.down,
-            self._board.warning(WarningCode.FILE_REFUSED),
+            self._board.warning("file-refused"),
             gives_up=False,
         )
-        show = self._board.showing(WaitCode.FETCHING_FILE)
+        show = self._board.showing("fetching-file")
         await fetch.run(lambda text: show(download.describe(text, fetch.serving > 0)))
 
     # the end

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, time
 
-from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
+from lowcomm_node.catalogue import Waiting
 from lowcomm_node.errors import ConfigError, TrainerError, TrainerLost
 from lowcomm_node.fetch.catch_up import CatchUp, state_form
 from lowcomm_node.fetch.files import Provider
@@ -68,10 +68,8 @@ TOKENIZED = "starting the trainer: the text is tokenized; model, newest checkpoi
 DRIFTED = (
     "we have drifted too far from most peers for exchanges to bring us back: copying their state"
 )
-HELD = Waiting(
-    WaitCode.SLOW_DISK, "a checkpoint is being written: the disk is slower than training"
-)
-EVALUATING = Waiting(WaitCode.EVALUATING, "evaluating on held-out text")
+HELD = Waiting("slow-disk", "a checkpoint is being written: the disk is slower than training")
+EVALUATING = Waiting("evaluating", "evaluating on held-out text")
 
 
 class Training:
@@ -132,9 +130,9 @@ class Training:
             case Tokenizing():
                 board.tokenizing = event
                 if event.total and event.done >= event.total:  # the trainer builds the model
-                    board.show(Waiting(WaitCode.STARTING_TRAINER, TOKENIZED))
+                    board.show(Waiting("starting-trainer", TOKENIZED))
                 else:
-                    board.show(Waiting(WaitCode.TOKENIZING, tokenizing_in_words(event)))
+                    board.show(Waiting("tokenizing", tokenizing_in_words(event)))
                 return
             case Evaluated():
                 self._no_longer(EVALUATING)
@@ -142,12 +140,12 @@ class Training:
                 self._no_longer(HELD)
                 self._save_seconds = event.seconds
                 if event.after_trouble:
-                    board.withdraw(WarningCode.NOT_SAVED)
+                    board.withdraw("not-saved")
                     board.tell(SavingAgain())
             case NotSaved():
                 self._no_longer(HELD)
-                board.withdraw(WarningCode.NOT_SAVED)
-                board.warn(WarningCode.NOT_SAVED, f"{NOT_SAVED} {event.reason}")
+                board.withdraw("not-saved")
+                board.warn("not-saved", f"{NOT_SAVED} {event.reason}")
             case Finished():
                 self._over.set()
             case _:
@@ -194,7 +192,7 @@ class Training:
             while await first_of(self._over.wait(), self._exchanger.drifted.wait()) != 0:
                 await self._exchanger.close("copies the state of a peer", 0.0)
                 await self._supervisor.train(False)
-                self._board.warn(WarningCode.DRIFTED, DRIFTED)
+                self._board.warn("drifted", DRIFTED)
                 await self._sync_and_train(membership, "back to the swarm", drifted=True)
             await self.conclude()
             if not await self._goes_on(membership):
@@ -204,12 +202,12 @@ class Training:
     async def _start_trainer(self, provider: Provider) -> None:
         data = self._signed.spec.data
         if not self._state.ready and data.tokenizer == "local" and not data.tokenizer_sha256:
-            self._board.warn(WarningCode.TOKENIZER_UNCHECKED, UNCHECKED)
-        looking = Waiting(WaitCode.RUN_FILES, "looking for the files of the run")
+            self._board.warn("tokenizer-unchecked", UNCHECKED)
+        looking = Waiting("run-files", "looking for the files of the run")
         self._board.enter("restarting" if self._state.ready else "joining", looking)
         self._over.clear()  # what it has saved may be from before the end
         tokenizer, start = await provider.provide()
-        self._board.show(Waiting(WaitCode.STARTING_TRAINER, STARTING))
+        self._board.show(Waiting("starting-trainer", STARTING))
         settings, fingerprint = self._settings, self._signed.fingerprint
         try:
             ready = await self._supervisor.start(
@@ -228,14 +226,14 @@ class Training:
         finally:
             self._board.tokenizing = None
         for skipped in ready.skipped:
-            self._board.warn(WarningCode.CHECKPOINT_SKIPPED, f"checkpoint skipped: {skipped}")
+            self._board.warn("checkpoint-skipped", f"checkpoint skipped: {skipped}")
         await self.amend()  # what was heard while it was built
         self._take_over(ready)
         self.on_built(ready)
 
     async def _sync_and_train(self, membership: Membership, why: str, drifted: bool) -> None:
         """Come to where the swarm is, and train and exchange from there on."""
-        self._board.enter("syncing", Waiting(WaitCode.LOOKING_FOR_PEERS, why))
+        self._board.enter("syncing", Waiting("looking-for-peers", why))
         await membership.announce(Phase.SYNCING)
         await self._catch_up(membership, drifted)
         await self._wait_for_start(membership)
@@ -258,7 +256,7 @@ class Training:
             down=self._exchanger.bandwidth.down,
             disk_quota=DiskQuota(settings.home, settings.max_disk),
             folder=settings.paths.incoming(self._signed.fingerprint),
-            show=self._board.showing(WaitCode.COPYING_STATE),
+            show=self._board.showing("copying-state"),
             warn=self._board.warn,
             tell=self._board.tell,
         )
@@ -293,15 +291,15 @@ class Training:
                 return
             if monotonic() > deadline:
                 few = f"only {present} of {needed} peers came within {START_DEADLINE:.0f} s"
-                self._board.warn(WarningCode.FEW_PEERS, f"{few}: beginning with them")
+                self._board.warn("few-peers", f"{few}: beginning with them")
                 return
             text = f"the run begins with {needed} peers: {present} are here"
-            self._board.show(Waiting(WaitCode.FIRST_PEERS, text))
+            self._board.show(Waiting("first-peers", text))
             await membership.wait_changed(0.5)
 
     async def _goes_on(self, membership: Membership) -> bool:
         """Whether the creator has made the run longer. A node that stays waits for that."""
-        serving = Waiting(WaitCode.RUN_OVER, "the run is over: serving its state to others")
+        serving = Waiting("run-over", "the run is over: serving its state to others")
         while self.is_over:
             self._board.enter("finished", serving if self._settings.stay else None)
             await membership.announce(Phase.FINISHED)
@@ -320,7 +318,7 @@ class Training:
         assert hold
         # Peers that call us before all know are answered that we do not train.
         self._exchanger.exchanging = False
-        self._board.enter("paused", Waiting(WaitCode.PAUSING, f"{hold.reason}; saving"))
+        self._board.enter("paused", Waiting("pausing", f"{hold.reason}; saving"))
         self._board.tell(Paused(**vars(hold)))
         await membership.announce(Phase.PAUSED)
         if self._supervisor.runs:
@@ -342,8 +340,8 @@ class Training:
         pause_seconds = self._failures.failed(failure)
         count = self._failures.count
         text = f"{failure.reason.rstrip('.')} (failure {count} in a row, at step {failure.step})"
-        self._board.enter("restarting", Waiting(WaitCode.TRAINER_FAILED, text))
-        self._board.warn(WarningCode.TRAINER_FAILED, f"the trainer failed: {text}")
+        self._board.enter("restarting", Waiting("trainer-failed", text))
+        self._board.warn("trainer-failed", f"the trainer failed: {text}")
         await self._exchanger.close("the trainer failed", 0.0)
         await self._supervisor.stop()
         if pause_seconds is None:
@@ -352,7 +350,7 @@ class Training:
             is_config = error.exit_code == ConfigError.exit_code
             raise ConfigError(reason) if is_config else TrainerError(reason)
         again = f"{text}: starting it again in {pause_seconds:.0f} s"
-        self._board.show(Waiting(WaitCode.TRAINER_FAILED, again))
+        self._board.show(Waiting("trainer-failed", again))
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_seconds):
                 await membership.announce(Phase.SYNCING)
@@ -377,7 +375,7 @@ class Training:
         meanwhile has lost nothing.
         """
         ending = "saving, and ending the exchanges that are under way"
-        self._board.enter("finishing", Waiting(WaitCode.LEAVING, ending))
+        self._board.enter("finishing", Waiting("leaving", ending))
         applied = self._exchanger.history.outcomes[Outcome.APPLIED]
         await asyncio.gather(self._save(), self._exchanger.close("the node leaves", patience))
         if self._exchanger.history.outcomes[Outcome.APPLIED] > applied:
@@ -396,4 +394,4 @@ class Training:
             self._board.advance(swarm_step=saved.swarm_step, steps=saved.steps, tokens=saved.tokens)
         except TrainerError as error:
             text = f"the last checkpoint could not be saved: {error}"
-            self._board.warn(WarningCode.NOT_SAVED, text)
+            self._board.warn("not-saved", text)

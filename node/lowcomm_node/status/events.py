@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
+from lowcomm_node.catalogue import Waiting
 from lowcomm_node.fetch.records import StateAdopted
 from lowcomm_node.net.congestion import CongestionChanged
 from lowcomm_node.node import messages
@@ -185,21 +185,21 @@ class Board:
             self.waiting = waiting
             self.changed = monotonic()
 
-    def showing(self, code: WaitCode) -> Callable[[str | None], None]:
+    def showing(self, code: str) -> Callable[[str | None], None]:
         """For a room that waits for one thing only: takes its sentence, or None."""
         return lambda text: self.show(None if text is None else Waiting(code, text))
 
-    def warn(self, code: WarningCode, text: str) -> None:
+    def warn(self, code: str, text: str) -> None:
         """Report something that the owner should know."""
         warned = Warned(text=text, code=code)
         self.warnings = [*self.warnings, warned][-MAX_WARNINGS:]
         self.tell(warned)
 
-    def warning(self, code: WarningCode) -> Callable[[str], None]:
+    def warning(self, code: str) -> Callable[[str], None]:
         """For a room that warns of one thing only: takes its sentence."""
         return partial(self.warn, code)
 
-    def withdraw(self, code: WarningCode) -> None:
+    def withdraw(self, code: str) -> None:
         """Drop warnings that hold no longer."""
         self.warnings = [one for one in self.warnings if one.code != code]
 

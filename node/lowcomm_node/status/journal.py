@@ -17,7 +17,6 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.errors import NodeError
 from lowcomm_node.status.events import Board, Notice, read_notice
 from lowcomm_node.status.figures import Sample, sample
@@ -187,7 +186,7 @@ class Recorder:
         self._board.unsubscribe(self._queue)
 
     async def _run(self) -> None:
-        enduring = Enduring(NOT_WRITTEN, self._board.warning(WarningCode.DEFECT))
+        enduring = Enduring(NOT_WRITTEN, self._board.warning("defect"))
         last = False
         while not last:
             with suppress(TimeoutError):
@@ -216,12 +215,12 @@ class Recorder:
                 self._failing = True
                 log.warning("journal.not_written", path=str(self._path), reason=str(error))
                 text = f"{NOT_WRITTEN} ({self._path}: {error}): training goes on"
-                self._board.warn(WarningCode.JOURNAL, text)
+                self._board.warn("journal", text)
             return
         self._notices, self._samples = [], []
         if self._failing:
             self._failing = False
-            self._board.withdraw(WarningCode.JOURNAL)
+            self._board.withdraw("journal")
 
     def _store(self) -> None:
         """Write in a thread: a disk may take seconds."""

@@ -10,7 +10,6 @@ from time import monotonic, time
 import grpc
 from cachetools import LRUCache
 
-from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import NotAdmitted
@@ -68,8 +67,8 @@ def look_pause(poll: float, record_life: float, peers: int) -> float:
 class Listeners:
     """Callbacks of the node."""
 
-    warn: Callable[[WarningCode, str], None]
-    withdraw: Callable[[WarningCode], None]
+    warn: Callable[[str, str], None]
+    withdraw: Callable[[str], None]
     """Warnings of this kind hold no longer."""
     on_removals: Callable[[], None]
     """Peers were removed, or admission was amended."""
@@ -226,7 +225,7 @@ class Membership:
         poll, life, roster = self._settings.poll, self._settings.record_life, self.roster
 
         def repeated(trouble: str, work: Work, pause: Callable[[], float]) -> Awaitable[None]:
-            warn = partial(self._listeners.warn, WarningCode.DEFECT)
+            warn = partial(self._listeners.warn, "defect")
             return endure(trouble, partial(repeat, work, pause), warn)
 
         def until_look() -> float:
@@ -257,7 +256,7 @@ class Membership:
             return
         self._is_too_large = True
         self._listeners.warn(
-            WarningCode.TOO_MANY_PEERS,
+            "too-many-peers",
             f"{peers} peers are alive, but this run is for at most {sync.group} (group = "
             f"{sync.group}, consensus = 0): most exchanges become realignments, which carry fp32 "
             "and lose momentum, as `status` counts. Train elsewhere, or ask "
@@ -283,7 +282,7 @@ class Membership:
         if self._has_looked and is_newer and not self._is_twin_seen:
             self._is_twin_seen = True
             self._listeners.warn(
-                WarningCode.IDENTITY_IN_USE,
+                "identity-in-use",
                 f"another process takes part as {own}: end it, or start this one with "
                 "a --home of its own; a copied home needs its identity.key moved away",
             )
@@ -344,7 +343,7 @@ class Membership:
         if peer_id in self._refusing:
             self._refusing.discard(peer_id)
             if not self._refusing:
-                self._listeners.withdraw(WarningCode.NOT_TAKEN)
+                self._listeners.withdraw("not-taken")
         if is_new and info is not None:
             self._changed.set()
             self._learn_entry_points(info)
@@ -368,7 +367,7 @@ class Membership:
             newer = await self._run_admission.look(self._discovery)
         except (LowcommError, OSError) as error:
             reason = f"what is known of invites and removals could not be kept: {error}"
-            self._listeners.warn(WarningCode.NOT_KEPT, reason)
+            self._listeners.warn("not-kept", reason)
             newer = True
         if newer:
             self._changed.set()
@@ -402,7 +401,7 @@ class Membership:
             await self._discovery.publish(key, self.roster.own_peer_id, self._record(), life)
         except LowcommError as error:
             reason = f"our record could not be published: {error}"
-            self._listeners.warn(WarningCode.RECORD_NOT_PUBLISHED, reason)
+            self._listeners.warn("record-not-published", reason)
 
     async def greet_all(self) -> None:
         """Ask the alive peers for fresh records, since those in the DHT may be some seconds old."""
@@ -439,7 +438,7 @@ class Membership:
         if code is grpc.StatusCode.UNAUTHENTICATED and is_new:
             self._refusing.add(info.peer_id)
             reason = f"{info.peer_id[-6:]} does not take us: {in_words(details)}"
-            self._listeners.warn(WarningCode.NOT_TAKEN, reason)
+            self._listeners.warn("not-taken", reason)
 
     def _introduction(self) -> pb.Introduction:
         alive = frozenset(info.peer_id for info in self.roster.alive(time()))

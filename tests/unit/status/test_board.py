@@ -1,7 +1,6 @@
 """What must hold for what a node tells of itself: every listener gets every event, and what is kept
 is bounded."""
 
-from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.node.messages import InnerStepTaken
 from lowcomm_node.status.events import (
     MAX_WAITING,
@@ -47,9 +46,9 @@ def test_who_does_not_read_loses_the_oldest_events():
 def test_only_the_last_warnings_are_kept_and_those_that_hold_no_longer_go():
     board = Board()
     for number in range(MAX_WARNINGS + 5):
-        board.warn(WarningCode.NOT_SAVED if number % 2 else WarningCode.CLOCK, str(number))
+        board.warn("not-saved" if number % 2 else "clock", str(number))
     assert len(board.warnings) == MAX_WARNINGS
-    assert board.warnings[-1] == Warned(code=WarningCode.CLOCK, text=str(MAX_WARNINGS + 4))
-    board.withdraw(WarningCode.NOT_SAVED)
+    assert board.warnings[-1] == Warned(code="clock", text=str(MAX_WARNINGS + 4))
+    board.withdraw("not-saved")
     assert len(board.warnings) == MAX_WARNINGS // 2
-    assert all(one.code == WarningCode.CLOCK for one in board.warnings)
+    assert all(one.code == "clock" for one in board.warnings)

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import lowcomm_node
 import lowcomm_protocol
-from lowcomm_node.catalogue import CATALOGUE, WaitCode, WarningCode, code_of
+from lowcomm_node.catalogue import CATALOGUE, code_of
 from lowcomm_node.owner.rules import Rule
 from lowcomm_protocol.errors import LowcommError, Reason
 from lowcomm_protocol.exchange.events import Cause
@@ -16,7 +18,7 @@ from lowcomm_protocol.matching import Refusal
 ROOTS = [Path(package.__file__).parent for package in (lowcomm_node, lowcomm_protocol)]
 
 
-SAYS = ("warn", "warning", "showing")
+SAYS = ("warn", "warning", "showing", "withdraw")
 """Methods of a board, and of whoever passes on to it, that take a code first."""
 
 
@@ -55,8 +57,7 @@ def test_every_reason_to_refuse_has_one():
     assert {str(reason) for reason in Reason} == set(CATALOGUE["refusals"])
 
 
-def test_every_reason_to_wait_has_one_and_every_rule_of_the_owner_is_one():
-    assert set(WaitCode) == set(CATALOGUE["waits"])
+def test_every_rule_of_the_owner_is_a_reason_to_wait():
     assert {str(rule) for rule in Rule} <= set(CATALOGUE["waits"])
 
 
@@ -64,26 +65,49 @@ def test_every_cause_and_every_refusal_of_an_exchange_has_one():
     assert {*map(str, Cause), *map(str, Refusal)} == set(CATALOGUE["exchanges"])
 
 
-def test_every_warning_has_one():
-    assert set(WarningCode) == set(CATALOGUE["warnings"])
-
-
-def said_without_a_code() -> Iterator[str]:
-    """Calls that tell the owner something, and name no code in the first place."""
+def codes_of_calls() -> Iterator[tuple[str, str, set[str]]]:
+    """Place, kind and codes of each call that names what a node waits for or warns of."""
     for path, tree in files():
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            on = ast.unparse(getattr(node.func, "value", node.func))
-            if name == "Waiting" or (name in SAYS and on.endswith(("board", "_listeners"))):
-                first = ast.unparse(node.args[0]) if node.args else ""
-                if not first.startswith(("WaitCode", "WarningCode", "outside.code", "code")):
-                    yield f"{path.name}:{node.lineno}: {ast.unparse(node)[:80]}"
+            name = ast.unparse(node.func)
+            values = [*node.args, *(one.value for one in node.keywords)]
+            if name == "partial" and ast.unparse(values[0]).endswith(("board.warn", "self.warn")):
+                name, values = "board.warn", values[1:]
+            last = name.rpartition(".")[2]
+            takes_code = "board." in name or "_listeners." in name
+            takes_code |= (path.name, name) == ("catch_up.py", "self.warn")
+            kind = "waits" if last in ("Waiting", "showing") else "warnings"
+            if last in ("Waiting", "Warned") or (last in SAYS and takes_code):
+                texts = {one.value for one in ast.walk(values[0]) if isinstance(one, ast.Constant)}
+                place = f"{path.name}:{node.lineno}: {ast.unparse(node)[:80]}"
+                yield place, kind, {text for text in texts if isinstance(text, str)}
 
 
-def test_nothing_is_said_without_a_code():
-    assert list(said_without_a_code()) == []
+PASSED_ON = ("code", "outside.code", "hold.rule")
+"""Codes that a call only passes on."""
+
+
+def test_every_code_that_a_node_names_is_in_the_catalogue():
+    calls = list(codes_of_calls())
+    assert len(calls) > 50, "the search found too few"
+    for place, kind, codes in calls:
+        assert codes <= set(CATALOGUE[kind]), place
+        assert codes or any(text in place for text in PASSED_ON), place
+
+
+@pytest.mark.parametrize("kind", ["waits", "warnings"])
+def test_every_code_in_the_catalogue_is_named_somewhere(kind: str):
+    rules = {str(rule) for rule in Rule}
+    texts = {
+        node.value
+        for path, tree in files()
+        if path.name != "catalogue.py"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert set(CATALOGUE[kind]) - rules <= texts
 
 
 def test_every_entry_is_a_sentence_with_a_remedy():
