@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowcomm_node.cli.common import Here, app, command, newest, read_settings, setting
-from lowcomm_node.cli.running import Run, journal_path
+from lowcomm_node.cli.running import JOURNAL, Run
 from lowcomm_node.errors import CheckpointError, NodeError, NotRunning
 from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.fetch.records import Gathered
@@ -237,7 +237,7 @@ def track(
     from lowcomm_node.status.track import SINKS, Tracker, tracked_of
 
     SINKS.check(sink)
-    path = journal_path(here, run)
+    path = newest(here.folder, run, *JOURNAL)
     fingerprint, folder = path.parent.name, path.parents[2]
     settings = read_settings({"home": folder, "name": name}).settings
     tracked = tracked_of(folder, fingerprint, settings.name or "")

@@ -6,7 +6,6 @@
 import json
 import re
 import shutil
-import sys
 import textwrap
 import time
 import webbrowser
@@ -14,12 +13,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from math import inf
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.console import Console
 
 from lowcomm_node.cli.common import Here, command, newest, seconds_of, setting_options
 from lowcomm_node.errors import NodeError, NotRunning, RetryLater, Unhealthy
@@ -37,12 +34,10 @@ from lowcomm_protocol.exchange.events import Outcome
 Run = Annotated[
     str | None, typer.Option(help="Fingerprint of the run; default: the one used last.")
 ]
-WATCH_EVERY = 1.0
-"""Seconds between two looks that are shown: no event carries every figure."""
-ROUNDS_SHOWN = 4
-"""Exchanges in the panel."""
 POLL = 0.2
 """Seconds between two looks at status or journal: no event announces a step, or a line of it."""
+JOURNAL = "journal.db", "journal"
+"""Its name in a folder of a run, and in messages."""
 PAUSE_DEADLINE = 90.0
 END_DEADLINE = 60.0
 """Minimum seconds to wait for the end; a node with long steps or checkpoints asks for more."""
@@ -55,35 +50,16 @@ _PAGE_LINK = """<!doctype html>
 
 
 @command()
-def status(here: Here, again: Annotated[bool, typer.Option("--watch", "-w")] = False) -> None:
-    """Show what the node does, and why it waits if it does.
-
-    Args:
-        again: Show it again and again, until Ctrl-C.
-    """
-    from lowcomm_node.status.panel import node_panel
-
-    def panel() -> RenderableType:
-        return node_panel(client.status(), client.rounds(ROUNDS_SHOWN))
+def status(here: Here) -> None:
+    """Show what the node does, and why it waits if it does."""
+    from lowcomm_node.status.panel import ROUNDS, node_panel
 
     with here.node() as client:
-        if not again:
-            if here.as_json:
-                here.show(client.status(), "")
-            else:
-                Console().print(panel())
-            return
-        # Until Ctrl-C, or NotRunning where the node has gone.
-        if here.as_json or not sys.stdout.isatty():
-            while True:
-                now = client.status()
-                here.show(now, words.progress_in_words(now))
-                sys.stdout.flush()
-                time.sleep(WATCH_EVERY)
-        with Live(auto_refresh=False) as live:
-            while True:
-                live.update(panel(), refresh=True)
-                time.sleep(WATCH_EVERY)
+        now = client.status()
+        if here.as_json:
+            here.show(now, "")
+        else:
+            Console().print(node_panel(now, client.rounds(ROUNDS)))
 
 
 @command()
@@ -226,7 +202,7 @@ def exchanges(
         since: Only of this last time, such as 30m or 2h.
     """
     earliest = time.time() - seconds_of(since, "--since: ") if since is not None else 0.0
-    journal = Journal(journal_path(here, run))
+    journal = Journal(newest(here.folder, run, *JOURNAL))
     ended = journal.exchanges(limit, earliest, outcome and outcome.value, peer)
     here.show(ended, rounds_table(ended, _width()) if ended else "no such exchange")
 
@@ -244,7 +220,7 @@ def logs(
         follow: Go on as it happens.
         lines: How many of the past.
     """
-    journal = Journal(journal_path(here, run))
+    journal = Journal(newest(here.folder, run, *JOURNAL))
     entries = journal.last_notices(max(lines, 1))
     seen = entries[-1].number if entries else 0
     for entry in entries if lines else ():
@@ -254,11 +230,6 @@ def logs(
             _print(entry, here.as_json)
             seen = entry.number
         time.sleep(POLL)
-
-
-def journal_path(here: Here, fingerprint: str | None) -> Path:
-    """Journal of the named run, or of the run written last. Raises ConfigError."""
-    return newest(here.folder, fingerprint, "journal.db", "journal")
 
 
 def _print(entry: Notice, as_json: bool) -> None:
