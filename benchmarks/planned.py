@@ -93,14 +93,14 @@ def main() -> int:
 
 def predict(mbit: float, arguments: Any) -> dict[str, float]:
     """What the planner says."""
-    from lowcomm_node.planner.plan import as_written
+    from lowcomm_node.planner.plan import choice_of
     from lowcomm_node.planner.question import Line, Question
 
     rate = mbit * 1e6 / 8
     line = Line(up=rate, down=rate, latency=4 * slow_lines.DELAY)
     spec = parse_toml(SPEC.format(method=arguments.method))
     asked = Question(spec=spec, line=line, step_seconds=arguments.step, peers=PEERS)
-    told = as_written(asked)
+    told = choice_of(asked)
     return {
         "interval": told.interval,
         "bytes": told.exchange.contents,

@@ -234,11 +234,11 @@ def check_line(spec: RunSpec, text: str, source: str) -> str | None:
     section = tomllib.loads(text).get("plan")
     if section is None or spec.sync.group == 1:
         return None
-    from lowcomm_node.planner.plan import as_written  # loads torch
+    from lowcomm_node.planner.plan import choice_of  # loads torch
     from lowcomm_node.planner.question import question_of
     from lowcomm_node.planner.words import interval_in_words
 
-    why = interval_in_words(as_written(question_of(spec, {}, section, source, asked="")))
+    why = interval_in_words(choice_of(question_of(spec, {}, section, source, asked="")))
     remedy = "plan it again with `lowcomm-node plan`, or remove [plan] if the line is another"
     return f"{why}: {remedy}" if why else None
 

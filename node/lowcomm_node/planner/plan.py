@@ -189,16 +189,17 @@ def measured() -> tuple[int, tuple[MeasuredPoint, ...]]:
     return content["parameters"], tuple(points)
 
 
-def points_of(method: str, optimizer: str, peers: int, interval: float) -> list[MeasuredPoint]:
-    """The measurements of a method by interval, with the number of peers nearest to ``peers``.
+def _points(question: Question, spec: RunSpec, interval: float) -> list[MeasuredPoint]:
+    """The measurements of a method by interval, with the nearest number of peers.
 
     Numbers with which intervals as long as ``interval`` were measured come first: with more peers
     fewer intervals were.
     """
-    known = [p for p in measured()[1] if (p.method, p.optimizer) == (method, optimizer)]
+    asked = spec.sync.method, spec.train.optimizer
+    known = [p for p in measured()[1] if (p.method, p.optimizer) == asked]
     reaching = {p.peers for p in known if interval <= FURTHER * p.interval}
     counts = reaching or {p.peers for p in known}
-    nearest = min(counts, key=lambda count: abs(log(count / peers)), default=0)
+    nearest = min(counts, key=lambda count: abs(log(count / question.peers)), default=0)
     return sorted((p for p in known if p.peers == nearest), key=lambda p: p.interval)
 
 
@@ -236,7 +237,7 @@ def plan(question: Question, from_file: bool) -> Plan:
             if other.sync.realigns_among(question.peers):
                 continue
             if (fitted := _fitted(question, other)) is not None:
-                choices.append(_choice(question, fitted, fits_line=True))
+                choices.append(choice_of(question, fitted))
     choices.sort(key=_rank)
     parameters = count_parameters(spec.model)
     if not choices:
@@ -255,7 +256,7 @@ def plan(question: Question, from_file: bool) -> Plan:
         hours=spec.run.steps * question.step_seconds / 3600,
         line=line,
         step_seconds=question.step_seconds,
-        as_written=as_written(question) if from_file and spec.sync.group > 1 else None,
+        as_written=choice_of(question) if from_file and spec.sync.group > 1 else None,
         choices=tuple(choices),
         allreduce=AllReduce(
             bytes=round(sent), seconds=seconds, hours=spec.run.steps * seconds / 3600
@@ -265,11 +266,6 @@ def plan(question: Question, from_file: bool) -> Plan:
     )
 
 
-def as_written(question: Question) -> Choice:
-    """A run as it is, on this line."""
-    return _choice(question, question.spec, fits_line=False)
-
-
 def with_method(spec: RunSpec, method: str, optimizer: str, changes: Mapping[str, Any]) -> RunSpec:
     """The same run with another method, and ``changes`` of its settings."""
     content = spec.model_dump()
@@ -277,10 +273,6 @@ def with_method(spec: RunSpec, method: str, optimizer: str, changes: Mapping[str
     train["optimizer"] = optimizer
     sync = {"method": method, **changes}
     return RunSpec.model_validate({**content, "train": train, "sync": sync})
-
-
-def _points(question: Question, spec: RunSpec, interval: float) -> list[MeasuredPoint]:
-    return points_of(spec.sync.method, spec.train.optimizer, question.peers, interval)
 
 
 def _nearest(question: Question, spec: RunSpec, interval: float) -> MeasuredPoint | None:
@@ -332,22 +324,21 @@ def _pace(question: Question, spec: RunSpec) -> pace.Pace:
     )
 
 
-def _choice(question: Question, spec: RunSpec, fits_line: bool) -> Choice:
+def choice_of(question: Question, fitted: RunSpec | None = None) -> Choice:
+    """A run as it is written, or as ``fitted`` to the line."""
+    spec = fitted or question.spec
     sync, exchange = spec.sync, _pace(question, spec)
     members = min(sync.group, question.peers)
     control = pace.control(sync, exchange.bytes, members)
-    written = PRESETS[sync.method].sync["interval"] if fits_line else sync.interval
-    interval = float(sync.interval) if fits_line else exchange.interval
+    written = PRESETS[sync.method].sync["interval"] if fitted else sync.interval
+    interval = float(sync.interval) if fitted else exchange.interval
     preset = with_method(spec, sync.method, spec.train.optimizer, {}).sync.model_dump()
+    own = {name: value for name, value in sync.model_dump().items() if value != preset[name]}
     host, gpu = (estimate_memory(spec, gpu=gpu, cut=Cut(1, True)) for gpu in (False, True))
     return Choice(
         method=sync.method,
         optimizer=spec.train.optimizer,
-        settings={
-            name: value
-            for name, value in sync.model_dump().items()
-            if name not in FOLLOWING and value != preset[name]
-        },
+        settings={name: value for name, value in own.items() if name not in FOLLOWING},
         codec=sync.codec,
         fragments=sync.fragments,
         written=written,
@@ -415,7 +406,7 @@ def _beyond(question: Question, parameters: int, best: Choice) -> Iterator[str]:
         yield f"model: shares were measured with {known:,} parameters, this one has {size}"
     if best.share is None:
         return
-    first = points_of(best.method, best.optimizer, question.peers, best.interval)[0]
+    first = best.share.measured[0]
     if question.peers != first.peers:
         peers = sorted({p.peers for p in all_points if p.method == best.method})
         yield (

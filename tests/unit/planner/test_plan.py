@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lowcomm_node.planner.plan import Plan, as_written, plan, with_method
+from lowcomm_node.planner.plan import Plan, choice_of, plan, with_method
 from lowcomm_node.planner.question import Line, Question, run_of
 from lowcomm_node.planner.words import interval_in_words, plan_in_words
 from lowcomm_protocol.spec.run import RunSpec
@@ -26,7 +26,7 @@ def told() -> Plan:
 
 def test_each_fits_the_line_as_the_plan_would_write_it(told: Plan) -> None:
     for choice in told.choices:
-        again = as_written(
+        again = choice_of(
             replace(
                 question(),
                 spec=with_method(question().spec, choice.method, choice.optimizer, choice.settings),
@@ -45,7 +45,7 @@ def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> Non
     assert written.written == 5
     assert written.interval > 40
     assert "this line makes it every" in interval_in_words(written)
-    wide = as_written(replace(asked, line=Line(up=1e9, down=1e9, latency=0.0), step_seconds=5.0))
+    wide = choice_of(replace(asked, line=Line(up=1e9, down=1e9, latency=0.0), step_seconds=5.0))
     assert interval_in_words(wide) is None
 
 
