@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
 
@@ -48,6 +48,8 @@ ABANDON_DEADLINE = 2.0
 
 class ExchangeDriver(ABC):
     """An exchange of one fragment, with its streams, slots and tasks."""
+
+    LINK: ClassVar[type[Link]]
 
     def __init__(self, exchanger: "Exchanger", one: Underway) -> None:
         self.exchanger = exchanger
@@ -90,10 +92,6 @@ class ExchangeDriver(ABC):
         """Payload bytes that both directions will carry, as far as that is known."""
 
     @abstractmethod
-    def _link(self, peer: str, stream: Stream) -> Link:
-        """A link over a stream."""
-
-    @abstractmethod
     async def _read(self, link: Any) -> None:
         """Report what a member sends as events, to its last word. Raises LowcommError if the member
         is lost."""
@@ -106,10 +104,6 @@ class ExchangeDriver(ABC):
     @abstractmethod
     def _prepare(self) -> None:
         """The members are known, and whether it is a realignment."""
-
-    @abstractmethod
-    def _over(self, effect: events.Apply) -> dict[str, int]:
-        """``Merge.over`` of the outer step."""
 
     @abstractmethod
     async def _prepare_missed(self) -> None:
@@ -222,8 +216,8 @@ class ExchangeDriver(ABC):
 
     def link(self, peer: str, stream: Stream) -> None:
         """Take in the stream to a peer that takes part."""
-        self.links[peer] = self._link(peer, stream)
-        self.links[peer].stages = self.stages
+        link = self.LINK(peer, stream, self.exchanger.bandwidth, *self.pace_of(peer))
+        self.links[peer], link.stages = link, self.stages
 
     def cancel_call(self, peer: str) -> None:
         """Drop our own call: calls crossed, and theirs goes on."""
@@ -455,12 +449,16 @@ class ExchangeDriver(ABC):
     # the end
 
     async def _apply(self, effect: events.Apply) -> None:
+        over = self._tokens(effect.members)
+        if effect.shards:  # a group: the owners of the shards that are applied
+            applied = zip(effect.members, effect.shards, strict=True)
+            over = {owner: 0 for owner, is_applied in applied if is_applied}
         try:
             merged = await self.trainer.ask(
                 Merge(
                     fragment=self.fragment,
                     swarm_step=effect.swarm_step,
-                    over=self._over(effect),
+                    over=over,
                     keep_momentum=self.one.keep_momentum,
                 )
             )

@@ -13,10 +13,9 @@ refused unread."""
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from lowcomm_node.errors import LinkLost, TrainerError, Unusable
-from lowcomm_node.net.stream import Stream
 from lowcomm_node.node.messages import (
     AverageShard,
     Part,
@@ -25,7 +24,7 @@ from lowcomm_node.node.messages import (
 )
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver
-from lowcomm_node.sync.link import GroupLink, Incoming
+from lowcomm_node.sync.link import GroupLink, Incoming, Link
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
@@ -38,6 +37,7 @@ from lowcomm_protocol.spec.names import codec_of_offer
 class GroupDriver(ExchangeDriver):
     """Carries out a ``group`` exchange."""
 
+    LINK: ClassVar[type[Link]] = GroupLink
     sizes: tuple[int, ...] = ()
     """Coded bytes of each shard."""
     _mean: tuple[int, bytes] | None = None
@@ -59,9 +59,6 @@ class GroupDriver(ExchangeDriver):
         return 2 * (sum(self.sizes) + (len(self.sizes) - 2) * self.sizes[self.mine])
 
     # what comes
-
-    def _link(self, peer: str, stream: Stream) -> GroupLink:
-        return GroupLink(peer, stream, self.exchanger.bandwidth, *self.pace_of(peer))
 
     async def _read(self, link: GroupLink) -> None:
         peer = link.peer
@@ -215,10 +212,6 @@ class GroupDriver(ExchangeDriver):
                 WriteOuterSteps(fragment=self.fragment, steps=steps, slot=slot, offset=offset)
             )
             self._missed = written.size, written.digest
-
-    def _over(self, effect: events.Apply) -> dict[str, int]:
-        applied = zip(effect.members, effect.shards, strict=True)
-        return {owner: 0 for owner, is_applied in applied if is_applied}
 
     # places in slots: offset and size
 

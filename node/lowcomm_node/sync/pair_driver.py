@@ -2,13 +2,12 @@
 it must be."""
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from lowcomm_node.net.stream import Stream
 from lowcomm_node.node.messages import Part, Resend, Retransmit
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver
-from lowcomm_node.sync.link import PairLink
+from lowcomm_node.sync.link import Link, PairLink
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import events
 
@@ -16,15 +15,13 @@ from lowcomm_protocol.exchange import events
 class PairDriver(ExchangeDriver):
     """Carries out a ``pair`` exchange. Its slots: our contribution, and theirs."""
 
+    LINK: ClassVar[type[Link]] = PairLink
     least = most = 0
     """Fewest and most bytes that one contribution may have."""
 
     @property
     def expected(self) -> int:
         return 2 * (self.shared.sizes[0] if self.shared else self.most)
-
-    def _link(self, peer: str, stream: Stream) -> PairLink:
-        return PairLink(peer, stream, self.exchanger.bandwidth, *self.pace_of(peer))
 
     async def _read(self, link: PairLink) -> None:
         await self._until(self._members_known)
@@ -77,6 +74,3 @@ class PairDriver(ExchangeDriver):
 
     async def _prepare_missed(self) -> None:
         """Do nothing: in a pair nobody hands over steps."""
-
-    def _over(self, effect: events.Apply) -> dict[str, int]:
-        return self._tokens(effect.members)
