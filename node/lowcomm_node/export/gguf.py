@@ -25,6 +25,7 @@ from lowcomm_protocol.spec.models import TransformerSettings
 
 TYPES = {"float32": "F32", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """gguf's names of dtypes."""
+_CONVERT = "export with --format hf, and convert that with llama.cpp's convert_hf_to_gguf.py."
 _BLOCK = 32
 """Values that share a scale in Q8_0."""
 _SETTINGS = {
@@ -55,8 +56,7 @@ def write_file(contents: ExportContents, folder: Path, dtype: str) -> None:
     """
     if not isinstance(contents.settings, TransformerSettings):
         raise ConfigError(
-            f"--format gguf does not write models of kind {contents.settings.kind!r}: export with "
-            "--format hf, and convert that with llama.cpp's convert_hf_to_gguf.py."
+            f"--format gguf does not write models of kind {contents.settings.kind!r}: {_CONVERT}"
         )
     try:
         library = importlib.import_module("gguf")
@@ -121,7 +121,7 @@ def _add_tokenizer(writer: Any, library: Any, contents: ExportContents) -> None:
     model = content["model"]
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         why = "is no byte-level BPE, which is all that this export writes"
-        raise _unwritten(tokenizer, why)
+        raise ConfigError(f"{tokenizer.file} {why}: {_CONVERT}")
     added = {one["id"]: one for one in content["added_tokens"]}
     tokens = {number: token for token, number in model["vocab"].items()}
     tokens |= {number: one["content"] for number, one in added.items()}
@@ -159,13 +159,6 @@ def _add_ends(writer: Any, contents: ExportContents, unused: list[int]) -> None:
         writer.add_chat_template(says.chat_template)
 
 
-def _unwritten(tokenizer: Tokenizer, why: str) -> ConfigError:
-    return ConfigError(
-        f"{tokenizer.file} {why}: export with --format hf, and convert that with llama.cpp's "
-        "convert_hf_to_gguf.py."
-    )
-
-
 def _pre_tokenizer(content: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     """llama.cpp's name of the way in which text is cut into words. Raises ConfigError."""
     outer = content["pre_tokenizer"] or {}
@@ -184,4 +177,5 @@ def _pre_tokenizer(content: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     for name, begins in _PRE_TOKENIZERS.items():
         if len(patterns) == 1 and patterns[0].startswith(begins):
             return name
-    raise _unwritten(tokenizer, "cuts text into words in a way that this export does not know")
+    why = "cuts text into words in a way that this export does not know"
+    raise ConfigError(f"{tokenizer.file} {why}: {_CONVERT}")

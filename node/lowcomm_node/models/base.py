@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.models import FAMILIES
 from lowcomm_protocol.plan import Role, TensorSpec
 from lowcomm_protocol.spec.sections import ModelSettings
@@ -115,6 +116,14 @@ class Model(nn.Module, ABC):
     def place_of(self, name: str) -> Place:
         """Place of the parameter of this name: fragments keep blocks whole, Muon moves their
         matrices."""
+
+    def check_length(self, tokens: int) -> None:
+        """Raise ConfigError if a text exceeds the context."""
+        context = self.settings.context
+        if tokens > context:
+            raise ConfigError(
+                f"A text of {tokens} tokens exceeds context = {context}: pass fewer tokens."
+            )
 
     def recompute_blocks(self, on: bool) -> None:
         """Set ``recompute``; a family whose footprint names no blocks takes no notice."""

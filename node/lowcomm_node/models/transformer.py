@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import (
     Cache,
     Family,
@@ -88,25 +87,20 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention.
-
-    Separate matrices, because an optimizer such as Muon treats each as one.
-    """
+    """Causal self-attention; separate matrices, as Muon treats each as one."""
 
     def __init__(self, settings: TransformerSettings, layer: int) -> None:
         super().__init__()
         width, head = settings.width, settings.head_width_used
         queries, keys = settings.heads * head, settings.kv_heads_used * head
-        bias = settings.qkv_bias
-        self.layer = layer
-        self.head_width = head
-        self.is_grouped = keys < queries
+        bias, epsilon, normed = settings.qkv_bias, settings.norm_epsilon, settings.qk_norm
+        self.layer, self.head_width, self.is_grouped = layer, head, keys < queries
         self.query = Linear(width, queries, bias=bias)
         self.key = Linear(width, keys, bias=bias)
         self.value = Linear(width, keys, bias=bias)
         self.output = Linear(queries, width)
-        self.query_norm = RMSNorm(head, settings.norm_epsilon) if settings.qk_norm else None
-        self.key_norm = RMSNorm(head, settings.norm_epsilon) if settings.qk_norm else None
+        self.query_norm = RMSNorm(head, epsilon) if normed else None
+        self.key_norm = RMSNorm(head, epsilon) if normed else None
 
     def forward(self, x: Tensor, rope: Tensor, cache: KeyValueCache | None) -> Tensor:
         batch, length, _ = x.shape
@@ -192,11 +186,7 @@ class Transformer(Model):
         cache = cast("KeyValueCache | None", cache)
         start = cache.length if cache is not None else 0
         end = start + tokens.shape[1]
-        if end > self.settings.context:
-            raise ConfigError(
-                f"A text of {end} tokens exceeds context = {self.settings.context}: pass fewer "
-                "tokens."
-            )
+        self.check_length(end)
         # Else the embedding, which autocast leaves in fp32, would keep the residual stream in it.
         x = as_computed(self.embedding(tokens))
         rope = self.rope[:, start:end]

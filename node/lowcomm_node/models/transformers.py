@@ -94,8 +94,7 @@ class KeptText:
     """Keys and values of a text, as the library keeps them."""
 
     def __init__(self, kept: Any) -> None:
-        self.kept = kept
-        self.length = 0
+        self.kept, self.length = kept, 0
 
 
 class TransformersModel(Model):
@@ -110,11 +109,7 @@ class TransformersModel(Model):
         """Raises ConfigError if the text exceeds the context."""
         text = cast("KeptText | None", cache)
         end = tokens.shape[1] + (text.length if text is not None else 0)
-        if end > self.settings.context:
-            raise ConfigError(
-                f"A text of {end} tokens exceeds context = {self.settings.context}: pass fewer "
-                "tokens."
-            )
+        self.check_length(end)
         if text is None:
             return self.causal(input_ids=tokens, use_cache=False).logits
         output = self.causal(input_ids=tokens, past_key_values=text.kept, use_cache=True)

@@ -13,7 +13,6 @@ device's memory does not hold a vector more, the caller copies as training waits
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -109,7 +108,7 @@ class Copies:
 
     def to_host(self, landing: Landing, out: Tensor) -> None:
         """Copy a snapshot into ``out``, in host memory; returns when it is there."""
-        with self._beside():
+        with torch.cuda.stream(self._stream):
             (source,) = landing.wait()
             chunks = [*_chunks(out.numel()), None]
             for number, here in enumerate(chunks):
@@ -124,7 +123,7 @@ class Copies:
 
     def to_device(self, *sources: Tensor) -> Landing | None:
         """Copy vectors of host memory to the device; None without memory for them."""
-        with self._beside():
+        with torch.cuda.stream(self._stream):
             vectors: list[Tensor] = []
             for source in sources:
                 target = self.room(source.numel())
@@ -146,9 +145,6 @@ class Copies:
             return torch.empty(numel, dtype=torch.float32, device=self._device)
         except torch.OutOfMemoryError:
             return None
-
-    def _beside(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _event(self) -> Any:
         """An event after the work so far on the stream of this thread."""
