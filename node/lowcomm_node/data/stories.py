@@ -31,7 +31,7 @@ _WORD = (1 << 64) - 1
 
 # The grammar. ``{name}`` stands for a text of the rule of that name, or for a part of the cast.
 
-_PRONOUNS = {"she": ("she", "her", "her"), "he": ("he", "him", "his")}
+_PRONOUNS = {"she": ("her", "her"), "he": ("him", "his")}
 _CHARACTERS = """
 Mira | she | fox | at the edge of the forest
 Lily | she | rabbit | under the roots of an oak
@@ -175,70 +175,57 @@ def _rules() -> Mapping[str, tuple[str, ...]]:
     return rules
 
 
-def _characters() -> Iterator[dict[str, str]]:
-    for line in _CHARACTERS.strip().splitlines():
-        name, pronoun, animal, home = line.split(" | ")
-        she, her, hers = _PRONOUNS[pronoun]
-        yield {"hero": name, "she": she, "her": her, "hers": hers, "animal": animal, "home": home}
+def _entries(table: str, names: str) -> Iterator[dict[str, str]]:
+    """The entries of a table, each of as many parts as ``names`` has."""
+    keys, parts = names.split(), re.split(r"\s*\n\s*| \| ", table.strip())
+    for start in range(0, len(parts), len(keys)):
+        yield dict(zip(keys, parts[start : start + len(keys)], strict=True))
 
 
-def _troubles() -> Iterator[dict[str, str]]:
-    lines = [line.strip() for line in _TROUBLES.strip().splitlines()]
-    for start in range(0, len(lines), 4):
-        thing, short, plea = lines[start].split(" | ")
-        trouble, help_, after = lines[start + 1 : start + 4]
-        yield {"thing": thing, "short": short, "plea": plea} | {
-            "trouble": trouble,
-            "help": help_,
-            "after": after,
-        }
-
-
-CHARACTERS, TROUBLES, RULES = tuple(_characters()), tuple(_troubles()), _rules()
+CHARACTERS = tuple(_entries(_CHARACTERS, "hero she animal home"))
+TROUBLES = tuple(_entries(_TROUBLES, "thing short plea trouble help after"))
+RULES = _rules()
 
 
 # A story from its number
 
 
-class Choices:
-    """Draws with equal chances, from a number alone."""
-
-    def __init__(self, number: int) -> None:
-        self._state = number * 0xD1342543DE82EF95 & _WORD
-
-    def draw(self, options: Sequence[T]) -> T:
-        """Draw one of a few options."""
-        if len(options) == 1:
-            return options[0]
-        self._state = mixed = self._state + 0x9E3779B97F4A7C15 & _WORD
+def _numbers(seed: int) -> Iterator[int]:
+    """Random numbers of 64 bits."""
+    state = seed * 0xD1342543DE82EF95 & _WORD
+    while True:
+        state = mixed = state + 0x9E3779B97F4A7C15 & _WORD
         mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
         mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD
-        # The bias of the remainder is below one in 10^17.
-        return options[(mixed ^ mixed >> 31) % len(options)]
+        yield mixed ^ mixed >> 31
 
 
 def tell(number: int) -> str:
     """The story of a number."""
-    choices = Choices(number)
-    hero = choices.draw(CHARACTERS)
-    friend = choices.draw(tuple(one for one in CHARACTERS if one is not hero))
-    trouble = choices.draw(TROUBLES)
+    numbers = _numbers(number)
+
+    def draw(options: Sequence[T]) -> T:
+        # The bias of the remainder is below one in 10^17.
+        return options[next(numbers) % len(options) if len(options) > 1 else 0]
+
+    hero = draw(CHARACTERS)
+    friend = draw([one for one in CHARACTERS if one is not hero])
+    him, his = _PRONOUNS[friend["she"]]
+    trouble = draw(TROUBLES)
     cast = {
         **hero,
         **trouble,
-        "Her": hero["hers"].capitalize(),
+        "Her": _PRONOUNS[hero["she"]][1].capitalize(),
         "Thing": trouble["thing"].capitalize(),
         "friend": friend["hero"],
         "friend_animal": friend["animal"],
         "he": friend["she"],
-        "him": friend["her"],
-        "his": friend["hers"],
+        "him": him,
+        "his": his,
     }
 
     def expand(text: str) -> str:
-        return _SLOT.sub(
-            lambda slot: expand(cast.get(slot[1]) or choices.draw(RULES[slot[1]])), text
-        )
+        return _SLOT.sub(lambda slot: expand(cast.get(slot[1]) or draw(RULES[slot[1]])), text)
 
     return expand("{story}") + "\n"
 

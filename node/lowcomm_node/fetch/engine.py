@@ -375,8 +375,8 @@ class Fetch:
 
     def describe(self) -> str:
         """The progress, for people."""
-        positions = {name[-6:]: session.position for name, session in self.sessions.items()}
-        queued = sorted((place, name) for name, place in positions.items() if place)
+        sessions = self.sessions.items()
+        queued = sorted((one.position, name[-6:]) for name, one in sessions if one.position)
         if serving := self.serving:
             peers = "peer" if serving == 1 else "peers"
             done, rate = self.download.size / 1e6, self._use.rate(monotonic()) / 1e6

@@ -163,17 +163,10 @@ class StateDownload(Download[StateOffer]):
 
     def conclude(self) -> bool:
         """Whether the state is complete once the remaining disputes are decided."""
-
-        def weight(offer: StateOffer) -> tuple[int, bool, bool]:
-            return self._standing(offer), offer.is_open, offer.version == self._version
-
         self._settle()
         self._look_after_version()
-        if not self.is_complete():
-            return False
-        for pair in self._disputes:
-            if not any(offer.is_out for offer in pair):
-                self.leave_out(min(pair, key=weight))
+        if self.is_complete():
+            self._settle(is_last=True)
         return self.is_complete()
 
     # Donors and versions
@@ -335,11 +328,17 @@ class StateDownload(Download[StateOffer]):
         fitting = [index for index in indexes if self.fits(offer, index)]
         return self._random.choice(fitting) if fitting else None
 
-    def _settle(self) -> None:
-        for one, other in self._disputes:
-            better = self._standing(one) - self._standing(other)
-            if better and not (one.is_out or other.is_out):
-                self.leave_out(other if better > 0 else one)
+    def _settle(self, is_last: bool = False) -> None:
+        """Leave out the worse donor of each dispute; ``is_last``: one of two equals, too."""
+
+        def weight(offer: StateOffer) -> tuple[int, bool, bool]:
+            return self._standing(offer), offer.is_open, offer.version == self._version
+
+        for pair in self._disputes:
+            worse, better = sorted(pair, key=weight)
+            is_decided = is_last or self._standing(worse) < self._standing(better)
+            if is_decided and not (worse.is_out or better.is_out):
+                self.leave_out(worse)
 
     def _standing(self, offer: StateOffer) -> int:
         """Agreements with other donors, less disputes."""
