@@ -165,10 +165,6 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
         return python_corpus(Path(sysconfig.get_path("stdlib")))
     if source == NAME:
         return story_corpus()
-    if source == "local":
-        raise ConfigError(
-            "This run leaves the text to each owner: name a file, folder or glob with --data PATH."
-        )
     if source.startswith("builtin:"):
         raise ConfigError(
             f"data source = {source!r} is not known: use builtin:python, builtin:stories, or "

@@ -178,11 +178,6 @@ def open_tokenizer(name: str, begins: Sequence[int] = (), end: int | None = None
     tokens around each document, if not those of older runs. Raises ConfigError."""
     if name in (BytesTokenizer.name, STORIES):
         return BytesTokenizer() if name == BytesTokenizer.name else StoryTokenizer()
-    if name == "local":
-        raise ConfigError(
-            "This run leaves the tokenizer to each owner: name a tokenizer.json with --tokenizer "
-            "PATH."
-        )
     path = Path(os.path.expanduser(name))  # noqa: PTH111, Path's own raises RuntimeError on a user it does not know
     if not path.is_file():
         raise ConfigError(
