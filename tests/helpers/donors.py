@@ -105,7 +105,7 @@ class Donor:
         self.snapshots = Snapshots(folder, self._make, lambda: self.step, stale=INTERVAL)
         self.folder = folder
         self.server = PieceServer(VerifiedFiles(), self.up)
-        self.server.serve_state(form, self.snapshots)
+        self.server.state = form, self.snapshots
         callee.fetching = self.server.serve
         self.port = callee.port
 

@@ -36,7 +36,7 @@ from lowcomm_protocol.state import StateForm
 
 REQUEST_BYTES = 64  # bytes of a request at most
 ENTER_DEADLINE = 10.0
-SLOWEST = 2_000.0  # bytes that buy a peer another second, to ask or to read
+SLOWEST = 2_000.0  # bytes that buy a peer another second to ask for the next
 STILL_HERE = 10.0  # seconds between two signs of life while a snapshot is being made
 MOST_SERVED = 2  # peers served at once
 MOST_WAITING = 30  # peers that may wait for their turn
@@ -183,7 +183,7 @@ class Content:
 
 
 class PieceServer:
-    """Gives pieces to peers of the run: of files, and of our state after ``serve_state``."""
+    """Gives pieces to peers of the run: of files, and of our state."""
 
     def __init__(
         self,
@@ -196,11 +196,8 @@ class PieceServer:
         self.files = files
         self._up = up or BandwidthLimit()
         self._may = may
-        self._state: tuple[StateForm, Snapshots] | None = None
-
-    def serve_state(self, form: StateForm, snapshots: Snapshots) -> None:
-        """Give our state, too."""
-        self._state = form, snapshots
+        self.state: tuple[StateForm, Snapshots] | None = None
+        """Our state, once there is one to give."""
 
     async def serve(self, peer: str, stream: CalleeStream) -> None:
         """Serve one stream. Raises NodeError or ProtocolViolation with the reason of its end."""
@@ -213,7 +210,7 @@ class PieceServer:
                     raise ProtocolViolation("a fetch begins with enter")
                 kind = first.enter.WhichOneof("content") or "state"
                 # Waiting for a turn would be in vain.
-                if kind == "state" and self._state is None:
+                if kind == "state" and self.state is None:
                     raise RetryLater("has no state to hand over yet: ask another peer, or later.")
                 if kind == "file" and self.files.find(first.enter.file) is None:
                     raise RetryLater("does not have it yet")
@@ -221,7 +218,7 @@ class PieceServer:
                 ending = group.create_task(turn.wait_over())
                 try:
                     async for position in self.turns.wait_served(turn):
-                        await _send(stream, pb.FetchReply(position=position))
+                        await stream.send(pb.FetchReply(position=position))
                     async with self._content(first.enter, stream) as content:
                         self.turns.begin(turn)
                         await self._give(peer, stream, requests, content)
@@ -239,7 +236,7 @@ class PieceServer:
         requests: asyncio.Queue[pb.FetchRequest | None],
         content: Content,
     ) -> None:
-        await _send(stream, pb.FetchReply(opened=content.opened))
+        await stream.send(pb.FetchReply(opened=content.opened))
         for start in range(0, len(content.listing), CHUNK_BYTES):
             await self._send_chunk(stream, start, content.listing[start : start + CHUNK_BYTES])
         file, size = await asyncio.to_thread(os.open, content.path, os.O_RDONLY), 0
@@ -264,7 +261,7 @@ class PieceServer:
 
     async def _send_chunk(self, stream: CalleeStream, offset: int, data: bytes) -> None:
         await self._up.pass_(len(data))
-        await _send(stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data))
+        await stream.send(pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)))
 
     @asynccontextmanager
     async def _content(self, enter: pb.Enter, stream: CalleeStream) -> AsyncIterator[Content]:
@@ -277,8 +274,8 @@ class PieceServer:
                 pb.Opened(name=enter.file, size=file.size), listing, file.path, file.place
             )
             return
-        assert self._state is not None
-        form, snapshots = self._state
+        assert self.state is not None
+        form, snapshots = self.state
         offsets, pieces = form.offsets, form.pieces
 
         def place(index: int) -> tuple[int, int]:
@@ -288,7 +285,7 @@ class PieceServer:
             using = asyncio.ensure_future(stack.enter_async_context(snapshots.use(enter.state)))
             try:
                 while not (await asyncio.wait({using}, timeout=STILL_HERE))[0]:
-                    await _send(stream, pb.FetchReply(position=0))
+                    await stream.send(pb.FetchReply(position=0))
                 snapshot = await using
                 manifest = (snapshot.path / "manifest").read_bytes()
                 opened = pb.Opened(name=snapshot.name, size=len(manifest))
@@ -323,11 +320,3 @@ async def _receive(
             return await requests.get()
     except TimeoutError:
         raise LinkLost("asks for nothing") from None
-
-
-async def _send(stream: CalleeStream, reply: pb.FetchReply, size: int = 0) -> None:
-    try:
-        async with asyncio.timeout(SILENCE + size / SLOWEST):
-            await stream.send(reply)
-    except TimeoutError:
-        raise LinkLost("takes what it asked for too slowly") from None

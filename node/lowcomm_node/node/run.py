@@ -248,7 +248,7 @@ class Run:
             useless=largest_jump(sync.interval),
         )
         form = state_form(self._signed, ready, training.course.longest)
-        self._pieces.serve_state(form, self._snapshots)
+        self._pieces.state = form, self._snapshots
         self.exchanger.around.sharing = lambda: self._pieces.turns.serving
 
     async def _fetch_file(self, download: FileDownload) -> None:
