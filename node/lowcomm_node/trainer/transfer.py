@@ -100,12 +100,9 @@ class StateSnapshot:
 
         Raises DiskFull, NotFinite.
         """
+        pieces, size = map(self.piece, self.form.pieces), self.form.size
         return write_snapshot(
-            folder,
-            self.form.size,
-            map(self.piece, self.form.pieces),
-            lambda digests: write_manifest(self.manifest(digests)),
-            taken,
+            folder, size, pieces, lambda digests: write_manifest(self.manifest(digests)), taken
         )
 
 
