@@ -114,7 +114,7 @@ def runs(
             "fingerprint": run.fingerprint,
             "run_id": run.run_id,
             "creator": run.creator,
-            "ended": registry.ended(run.run_id) or None,
+            "ended": registry.kept[run.run_id].ended or None,
         }
         over = f"  over at swarm step {entry['ended']}" if entry["ended"] else ""
         line = f"{entry['name']}@{run.fingerprint}  {run.spec.sync.method}  by {run.creator}{over}"

@@ -78,8 +78,10 @@ class Registry:
         self._folder = folder
         self._max_runs = max_runs
         self._clock = clock
-        self._held: dict[str, KeptRun] = {}
-        self._left: TTLCache[str, bool] = TTLCache(MAX_FORGOTTEN, FORGOTTEN_FOR, timer=clock)
+        self.kept: dict[str, KeptRun] = {}
+        """By run id."""
+        self.left: TTLCache[str, bool] = TTLCache(MAX_FORGOTTEN, FORGOTTEN_FOR, timer=clock)
+        """Runs that left recently, so that only the DHT still holds them."""
         self.damaged: list[Path] = []
         """Files that were renamed just now."""
         self.other_versions: list[Path] = []
@@ -89,7 +91,7 @@ class Registry:
 
     def runs(self) -> list[SignedRun]:
         """All runs, by name."""
-        runs = (held.run for held in self._held.values())
+        runs = (held.run for held in self.kept.values())
         return sorted(runs, key=lambda run: (run.spec.run.name, run.run_id))
 
     def add(self, run: SignedRun, network: str = "", own: bool = False) -> bool:
@@ -97,7 +99,7 @@ class Registry:
 
         ``network``: where it was published from; ``own``: the operator wants it kept.
         """
-        known, now = self._held.get(run.run_id), self._clock()
+        known, now = self.kept.get(run.run_id), self._clock()
         if known is not None:
             known.own = known.own or own
             known.network = known.network or network
@@ -114,19 +116,13 @@ class Registry:
             raise ConfigError(f"{reason}: make it writable, or choose another --home.") from None
         for run_id in gone:
             self._remove(run_id)
-        self._left.pop(run.run_id, None)
-        self._held[run.run_id] = new
+        self.left.pop(run.run_id, None)
+        self.kept[run.run_id] = new
         return True
 
-    def has_left(self, run_id: str) -> bool:
-        """Whether a run left recently, so that only the DHT still holds it."""
-        return run_id in self._left
-
     def saw(self, run_id: str, peers: int) -> None:
-        """This number of peers of a run have answered."""
-        held, now = self._held.get(run_id), self._clock()
-        if held is None:
-            return
+        """Take in that this number of peers of a run have answered."""
+        held, now = self.kept[run_id], self._clock()
         before, held.peers = held.alive, peers
         held.alive = now if peers else before
         if held.alive > before and now // TOUCH_EVERY != before // TOUCH_EVERY:
@@ -136,12 +132,12 @@ class Registry:
     @property
     def own(self) -> tuple[str, ...]:
         """Ids of the operator's runs."""
-        return tuple(run_id for run_id, held in self._held.items() if held.own)
+        return tuple(run_id for run_id, held in self.kept.items() if held.own)
 
     def end(self, run_id: str, swarm_step: int) -> bool:
         """Keep where the peers of a run have finished it; 0: they train. Returns whether that is
         news. A disk that can't take it costs only a restart's memory."""
-        held = self._held.get(run_id)
+        held = self.kept.get(run_id)
         if held is None or held.ended == swarm_step:
             return False
         held.ended = swarm_step
@@ -153,28 +149,23 @@ class Registry:
                 path.unlink(missing_ok=True)
         return True
 
-    def ended(self, run_id: str) -> int:
-        """The swarm step at which the peers of a run have finished it; 0: they have not."""
-        held = self._held.get(run_id)
-        return held.ended if held is not None else 0
-
     def expire(self) -> list[SignedRun]:
         """Remove the runs of which no peer has answered for KEPT_EMPTY, and return them."""
-        gone = [held.run for held in self._held.values() if self.stays(held.run.run_id) == 0]
+        gone = [held.run for run_id, held in self.kept.items() if self.stays(run_id) == 0]
         for run in gone:
             self._remove(run.run_id)
         return gone
 
     def stays(self, run_id: str) -> float | None:
         """Seconds that a run stays without peers: infinite for the operator's, None if not kept."""
-        held = self._held.get(run_id)
+        held = self.kept.get(run_id)
         if held is None:
             return None
         return float("inf") if held.own else max(0.0, held.alive + KEPT_EMPTY - self._clock())
 
     def _those_to_go(self, new: KeptRun, now: float) -> set[str]:
         """The runs that give way to a new one. Raises ConfigError if there is no room for it."""
-        others = [held for held in self._held.values() if not held.own]
+        others = [held for held in self.kept.values() if not held.own]
         if new.network and not new.own:
             same = sum(held.network == new.network for held in others)
             if same >= max(SHARE, self._max_runs // SHARE):
@@ -185,12 +176,12 @@ class Registry:
         if not new.own:
             others = [held for held in others if not held.peers and now >= held.added + GRACE]
         others.sort(key=lambda held: (held.peers > 0, held.alive), reverse=True)
-        gone, count = set[str](), len(self._held) + 1
+        gone, count = set[str](), len(self.kept) + 1
         used = self._used + new.size
         while count > self._max_runs or used > MAX_BYTES:
             if not others:
                 raise ConfigError(
-                    f"{self._folder} holds {len(self._held)} runs, {self._used} bytes, and each "
+                    f"{self._folder} holds {len(self.kept)} runs, {self._used} bytes, and each "
                     "has more claim to its place: remove one, or raise --max-runs "
                     f"(all runs together may have {MAX_BYTES} bytes)."
                 )
@@ -201,11 +192,11 @@ class Registry:
 
     @property
     def _used(self) -> int:
-        return sum(held.size for held in self._held.values())
+        return sum(held.size for held in self.kept.values())
 
     def _remove(self, run_id: str) -> None:
-        del self._held[run_id]
-        self._left[run_id] = True
+        del self.kept[run_id]
+        self.left[run_id] = True
         for path in (self._path(run_id), self._path(run_id).with_suffix(".ended")):
             with suppress(OSError):
                 path.unlink()
@@ -234,11 +225,10 @@ class Registry:
             reason = f"{path}: {error.strerror}"
             raise ConfigError(f"{reason}: make it readable, or choose another --home.") from None
         stat, now = path.stat(), self._clock()
-        if len(self._held) < self._max_runs and self._used + stat.st_size <= MAX_BYTES:
+        if len(self.kept) < self._max_runs and self._used + stat.st_size <= MAX_BYTES:
             # Its peers could not answer while we were away.
             alive = min(now, max(stat.st_mtime, now - KEPT_EMPTY + GRACE))
             ended = 0
             with suppress(OSError, ValueError):
                 ended = max(0, int(path.with_suffix(".ended").read_bytes()[:20]))
-            held = KeptRun(run, stat.st_size, stat.st_mtime, alive, ended=ended)
-            self._held[run.run_id] = held
+            self.kept[run.run_id] = KeptRun(run, stat.st_size, stat.st_mtime, alive, ended=ended)

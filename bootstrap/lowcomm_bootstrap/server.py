@@ -51,6 +51,7 @@ COMPARED = 16
 MAX_PROBED = 4096
 MAX_REFUSED = 100
 """Runs whose refusal is told: a flood of them must not fill the log."""
+GONE = frozenset({Phase.LEFT, Phase.FINISHED})
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -150,8 +151,8 @@ class BootstrapServer:
         stays, own = self._registry.stays(run_id), self._registry.own
         if stays is None:
             return Keeping(reason="this server is closed to runs of others", own=own)
-        seconds, ended = None if math.isinf(stays) else stays, self._registry.ended(run_id)
-        return Keeping(kept=True, seconds=seconds, swarm_step=ended, own=own)
+        seconds, held = None if math.isinf(stays) else stays, self._registry.kept[run_id]
+        return Keeping(kept=True, seconds=seconds, swarm_step=held.ended, own=own)
 
     async def _publish(self) -> None:
         self._published = monotonic()
@@ -165,7 +166,7 @@ class BootstrapServer:
     async def _adopt(self, published: Mapping[str, bytes]) -> None:
         for data in published.values():
             run = _read_run(data)
-            if run is None or self._registry.has_left(run.run_id):
+            if run is None or run.run_id in self._registry.left:
                 continue
             try:
                 await self._take_in(run, self._discovery.origin(RUNS_KEY, run.run_id))
@@ -191,6 +192,8 @@ class BootstrapServer:
             records = await self._discovery.lookup(key)
             count = counts[run.run_id] = len(records)
             await self._probe(run.run_id, records)
+            if run.run_id not in self._registry.kept:
+                continue  # it gave way to another one meanwhile
             # A record alone does not prove that its peer is there.
             proved = self._discovery.proved(key) & set(records)
             self._registry.saw(run.run_id, len(proved))
@@ -211,9 +214,8 @@ class BootstrapServer:
         """Keep whether the peers of a run that have proved to be there have finished it."""
         some = random.sample(sorted(proved), min(COMPARED, len(proved)))
         infos = [info for peer in some if (info := read_info(records[peer], time())) is not None]
-        gone = {Phase.FINISHED, Phase.LEFT}
-        before = self._registry.ended(run.run_id)
-        reached = max((info.swarm_step for info in infos if info.phase in gone), default=0)
+        before = self._registry.kept[run.run_id].ended
+        reached = max((info.swarm_step for info in infos if info.phase in GONE), default=0)
         reached = max(reached, before)
         if not reached:
             return

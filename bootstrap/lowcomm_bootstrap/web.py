@@ -26,11 +26,11 @@ from statistics import median_low
 from time import time
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, FiniteFloat
+from pydantic import BaseModel, Field, FiniteFloat
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from lowcomm_bootstrap.server import read_info
+from lowcomm_bootstrap.server import GONE, read_info
 from lowcomm_node.errors import NodeError
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.system.logs import log
@@ -49,7 +49,6 @@ MOST_SHOWN = 100
 """Peers on the leaderboard, and releases."""
 RATE_SECONDS = 300.0
 """Window, in seconds, for exchanges a minute."""
-GONE = frozenset({Phase.LEFT, Phase.FINISHED})
 MODEL = ("kind", "type", "layers", "width", "heads", "context")
 """Settings of a model that people compare first."""
 
@@ -161,14 +160,8 @@ class Series(BaseModel):
             self.spacing *= 2
 
 
-def _check_figures(figures: list[str]) -> list[str]:
-    if figures != list(FIGURES):
-        raise ValueError(f"other figures than {FIGURES}")
-    return figures
-
-
 class _History(BaseModel):
-    figures: Annotated[list[str], AfterValidator(_check_figures)]
+    figures: list[str]
     runs: dict[str, Series]
 
 
@@ -177,7 +170,10 @@ def read_series(path: Path) -> dict[str, Series]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"larger than {MOST_BYTES} bytes")
-        return _History.model_validate_json(path.read_bytes()).runs
+        history = _History.model_validate_json(path.read_bytes())
+        if history.figures != list(FIGURES):
+            raise ValueError(f"other figures than {FIGURES}")
+        return history.runs
     except FileNotFoundError:
         pass
     except (OSError, ValueError):

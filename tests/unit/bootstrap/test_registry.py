@@ -193,8 +193,8 @@ def test_a_run_leaves_a_day_after_its_last_peer_has_answered(tmp_path: Path, clo
     assert [run.spec.run.name for run in registry.expire()] == ["empty"]
     assert registry.stays(signed("trained").run_id) == DAY - 1
     assert registry.stays(signed("operator").run_id) == float("inf")
-    assert registry.stays(signed("empty").run_id) is None and registry.has_left(
-        signed("empty").run_id
+    assert registry.stays(signed("empty").run_id) is None and (
+        signed("empty").run_id in registry.left
     )
     assert names(Registry(tmp_path, clock=clock)) == {"trained", "operator"}
     clock.now += 10 * DAY
@@ -240,9 +240,9 @@ async def test_a_run_that_its_peers_have_finished_is_over_until_one_trains_it(
     assert await look(bob, Phase.LEFT, steps) == steps
     assert [event["swarm_step"] for event in door.told("run.over")] == [steps]
     again = Registry(tmp_path)
-    assert again.ended(run.run_id) == steps and again.runs() == [run]
+    assert again.kept[run.run_id].ended == steps and again.runs() == [run]
     assert await look(bob, Phase.TRAINING, 7) == 0
-    assert Registry(tmp_path).ended(run.run_id) == 0
+    assert Registry(tmp_path).kept[run.run_id].ended == 0
     chain = write_amendment(CREATOR, run, Chain(run.run_id), 0, {"run.steps": 2 * steps})
     key = amendments_key(run.run_id, CREATOR.peer_id)
     assert await door.creator.publish(key, CREATOR.peer_id, chain.data, 30)
