@@ -45,17 +45,8 @@ _LINE_END = b"\n"
 _SPLITS = ("train", "held_out")
 
 
-@dataclass(frozen=True)
-class Tokenized:
-    """How far a text is tokenized."""
-
-    done: int
-    """Bytes of the files as they lie on the disk."""
-    total: int
-    tokens: int
-
-
-Tell = Callable[[Tokenized], None]
+Tell = Callable[[int, int, int], None]
+"""Takes bytes done and bytes in all, as the files lie on the disk, and tokens made of them."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ def open_data(
     cache_dir: Path,
     field: str = "text",
     disk_quota: DiskQuota | None = None,
-    tell: Tell = lambda _: None,
+    tell: Tell = lambda *_: None,
 ) -> Dataset:
     """Open a source (``open_corpus``), tokenized once into ``cache_dir`` (``open_tokenizer``).
 
@@ -194,7 +185,7 @@ def _tokenize(
         disk_quota.require(size, f"The text of {corpus.name}", room)
         for split, data in new.items():
             sizes[split] = _append(folder, split, sizes[split], data)
-        tell(Tokenized(min(reading.done, total), total, size // dtype.itemsize))
+        tell(min(reading.done, total), total, size // dtype.itemsize)
     if not all(sizes.values()):
         raise DataError(
             f"{corpus.name} has too little text to hold any of it out: give it at least two "

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lowcomm_node.data import Dataset, Tokenized, open_data, open_tokenizer
+from lowcomm_node.data import Dataset, open_data, open_tokenizer
 from lowcomm_node.data.tokenizer import check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import family_of
@@ -138,14 +138,14 @@ class Telling:
         self._clock = clock
         self._began = self._last = clock()
 
-    def __call__(self, tokenized: Tokenized) -> None:
+    def __call__(self, done: int, total: int, tokens: int) -> None:
         """Take in how far it is."""
-        now, done, total = self._clock(), tokenized.done, tokenized.total
+        now = self._clock()
         if now < self._last + TELL_EVERY:
             return
         self._last = now
         rate = done / (now - self._began)
-        remaining, tokens = (total - done) / rate if rate else None, tokenized.tokens
+        remaining = (total - done) / rate if rate else None
         self._tell(
             Tokenizing(done=done, total=total, tokens=tokens, rate=rate, remaining=remaining)
         )
