@@ -60,7 +60,7 @@ class End:
         self.identity, self.certificate, self.streams = identity, certificate, streams
         self.gatekeeper = Gatekeeper(identity, RUN, time)
         self.pipes = Pipes(streams, RUN)
-        self.service = ExchangeService(self.gatekeeper, self, self.pipes, echo=pings)
+        self.service = ExchangeService(self.gatekeeper, self, self.pipes, echo=pings or Echo())
         self.server = ExchangeServer(certificate, self.service)
         self.channels = Channels(self.gatekeeper, self.pipes)
         self.swapping: Callable[[str, CalleeStream], Awaitable[None]] = echo

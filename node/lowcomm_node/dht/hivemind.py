@@ -54,8 +54,7 @@ from lowcomm_node.net.hivemind_client import (
 from lowcomm_node.net.p2pd import START_DEADLINE, P2pDaemon, RelayLimits
 from lowcomm_node.net.punching import PROTOCOL as PUNCH
 from lowcomm_node.net.punching import Puncher
-from lowcomm_node.net.reachability import Reachability
-from lowcomm_node.net.relays import start_as_relay
+from lowcomm_node.net.relays import Reachability, start_as_relay
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.system.logs import log
 from lowcomm_protocol.errors import Refusals

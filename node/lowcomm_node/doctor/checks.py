@@ -240,11 +240,11 @@ def kind_of_nat(
         return Nat.FIREWALL if calls_come_in is False else Nat.NONE
     if calls_come_in:
         return Nat.OPEN
-    by_socket: defaultdict[str, dict[str, tuple[str, int]]] = defaultdict(dict)
+    by_socket: defaultdict[str, list[ObservedAddress]] = defaultdict(list)
     for seen in outside:
-        by_socket[seen.socket][seen.helper] = (seen.host, seen.port)
-    seen_twice = [set(places.values()) for places in by_socket.values() if len(places) > 1]
-    if any(len(places) > 1 for places in seen_twice):
+        by_socket[seen.socket].append(seen)
+    seen_twice = [places for places in by_socket.values() if len(places) > 1]
+    if any(len(set(places)) > 1 for places in seen_twice):
         return Nat.SYMMETRIC
     return Nat.RESTRICTED if seen_twice and calls_come_in is False else Nat.BEHIND
 

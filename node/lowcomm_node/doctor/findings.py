@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from lowcomm_node.errors import NoPeers, Unhealthy
 from lowcomm_node.net.addresses import EntryPoint, host_of, port_of, relay_of
@@ -107,12 +107,9 @@ class Subject:
         )
 
 
-@dataclass(frozen=True)
-class ObservedAddress:
-    """The address from which one helper sees one port of ours come."""
+class ObservedAddress(NamedTuple):
+    """The address from which a helper sees one port of ours come."""
 
-    helper: str
-    """IP address of the helper."""
     socket: str
     """Which port of ours: `tcp` or `udp`."""
     host: str
@@ -176,7 +173,7 @@ class Survey:
     def observed(self) -> tuple[ObservedAddress, ...]:
         """Our addresses as all of them see them."""
         return tuple(
-            ObservedAddress(helper.host, "udp" if helper.is_over_udp else "tcp", *place)
+            ObservedAddress("udp" if helper.is_over_udp else "tcp", *place)
             for helper in self.helpers
             if (place := place_of(helper.seen.address)) is not None
         )

@@ -1,14 +1,10 @@
 """Looks at this machine, its network and its node, and runs the checks on what was seen."""
 
 import asyncio
-import ipaddress
-import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import inf
-
-import psutil
 
 from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY
@@ -17,6 +13,7 @@ from lowcomm_node.doctor.findings import Finding, Observations, Subject
 from lowcomm_node.doctor.survey import ask_others
 from lowcomm_node.errors import NodeError, NoPeers
 from lowcomm_node.net.p2pd import free_port
+from lowcomm_node.net.targets import held_addresses, number_of
 from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.model import PeerStatus, Status
@@ -128,10 +125,9 @@ def _subject(
 
 def own_hosts() -> tuple[str, ...]:
     """IP addresses of this machine, loopback included."""
-    entries = [entry for found in psutil.net_if_addrs().values() for entry in found]
-    texts = [one.address for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
-    hosts = (str(ipaddress.ip_address(text.partition("%")[0])) for text in texts)
-    return tuple(dict.fromkeys(hosts))
+    # Of an interface the system names hardware addresses, too.
+    numbers = filter(None, map(number_of, held_addresses()))
+    return tuple(dict.fromkeys(map(str, numbers)))
 
 
 @asynccontextmanager

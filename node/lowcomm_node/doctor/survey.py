@@ -5,7 +5,6 @@ our libp2p ── to up to MAX_HELPERS ── look          which address, over 
 """
 
 import asyncio
-import socket
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -14,6 +13,7 @@ from lowcomm_node.doctor.findings import Helper, Subject, Survey
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.net.addresses import EntryPoint, also_over_quic, host_of, parse_entry_point
 from lowcomm_node.net.control import Streams
+from lowcomm_node.net.targets import outward_address
 from lowcomm_node.swarm.probes import CONNECT_DEADLINE, Asker
 from lowcomm_protocol.errors import LowcommError
 
@@ -37,7 +37,7 @@ async def ask_others(streams: Streams, subject: Subject, entries: Iterable[str])
             subject=subject,
             helpers=tuple(await asyncio.gather(*calls)),
             silent=silent,
-            outward=_outward_host(askers[0][1].host),
+            outward=outward_address(askers[0][1].host),
         )
 
 
@@ -95,15 +95,3 @@ async def _called_back(asker: Asker, helper: Helper, subject: Subject) -> Helper
         return replace(helper, refused=str(error))
     kinds = (target.kind for target in targets)
     return replace(helper, reached=dict(zip(kinds, reached, strict=True)))
-
-
-def _outward_host(towards: str) -> str:
-    """Which of our addresses packets to an IP address leave from; empty if there is no way there.
-    Sends nothing."""
-    family = socket.AF_INET6 if ":" in towards else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((towards, 9))
-            return probe.getsockname()[0]
-    except OSError:
-        return ""

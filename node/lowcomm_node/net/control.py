@@ -14,14 +14,15 @@ import asyncio
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import base58
+from google.protobuf.message import DecodeError
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import EntryPoint, decode, encode
@@ -141,16 +142,22 @@ class Control:
         """The answer to a request, and the connection over which it came."""
         loop, connection = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
         try:
-            with _in_words():
-                async with asyncio.timeout(seconds + SLACK):
-                    connection.setblocking(False)
-                    await loop.sock_connect(connection, str(self._path))
-                    await loop.sock_sendall(connection, framed(request.SerializeToString()))
-                    answer = _messages().Response.FromString(await read_message(connection))
+            async with asyncio.timeout(seconds + SLACK):
+                connection.setblocking(False)
+                await loop.sock_connect(connection, str(self._path))
+                await loop.sock_sendall(connection, framed(request.SerializeToString()))
+                answer = _messages().Response.FromString(await read_message(connection))
             if answer.type == _messages().Response.ERROR:
                 raise LinkLost(_shorten(answer.error.msg))
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, TimeoutError):
+                raise LinkLost("did not answer in time") from None
+            if isinstance(error, OSError):
+                reason = error.strerror or error
+                raise LinkLost(f"p2pd can't be asked: {reason}") from None
+            if isinstance(error, DecodeError):
+                raise LinkLost("p2pd sent bytes that are no message") from None
             raise
         return connection, answer
 
@@ -213,20 +220,6 @@ async def read_exactly(source: socket.socket, size: int) -> bytes:
     except OSError as error:
         raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
     return bytes(data)
-
-
-@contextmanager
-def _in_words() -> Iterator[None]:
-    from google.protobuf.message import DecodeError
-
-    try:
-        yield
-    except TimeoutError:
-        raise LinkLost("did not answer in time") from None
-    except OSError as error:
-        raise LinkLost(f"p2pd can't be asked: {error.strerror or error}") from None
-    except DecodeError:
-        raise LinkLost("p2pd sent bytes that are no message") from None
 
 
 def _shorten(message: str) -> str:
@@ -335,8 +328,6 @@ class StreamListener:
             task.add_done_callback(lambda _: self._room.release())
 
     async def _greet(self, stream: socket.socket) -> None:
-        from google.protobuf.message import DecodeError
-
         taken = False
         try:
             stream.setblocking(False)

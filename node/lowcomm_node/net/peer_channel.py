@@ -285,13 +285,13 @@ class PeerChannel:
                 async with asyncio.timeout(attempt.after):
                     await self._direct_failed.wait()
             began = self._clock()
-            async with asyncio.timeout(attempt.deadline):
+            async with asyncio.timeout(DEADLINES[route]):
                 connected = await self._connect(route)
             self._opened(route, connected)
             seconds = round(self._clock() - began, 3)
             log.info("route.opened", peer=peer_id, route=connected.name, seconds=seconds)
         except TimeoutError:
-            self._fail(route, f"did not answer within {attempt.deadline:.0f} s")
+            self._fail(route, f"did not answer within {DEADLINES[route]:.0f} s")
         except LowcommError as error:
             self._fail(route, str(error))
         except Exception as error:  # else calls would wait for this attempt
@@ -406,7 +406,7 @@ class PeerChannel:
         addresses = await self._dialer.pipes.streams.connected_at(self._info.peer_id)
         is_direct = any(address and not address.endswith(CIRCUIT) for address in addresses)
         if is_direct and not self._closed and Route.TUNNEL not in self._attempts:
-            self._begin(Attempt(route=Route.TUNNEL, deadline=DEADLINES[Route.TUNNEL]))
+            self._begin(Attempt(route=Route.TUNNEL))
 
     def _retire(self, route: Route) -> None:
         """Make no new calls on a channel, and close it when its calls have ended."""

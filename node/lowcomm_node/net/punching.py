@@ -28,26 +28,17 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import (
     CIRCUIT,
     EntryPoint,
-    decode,
-    is_dialable,
     place_in,
-    reach,
 )
-from lowcomm_node.net.control import Control, OpenStream, read_exactly, read_message
-from lowcomm_node.net.relays import fields
+from lowcomm_node.net.control import Control, OpenStream, read_exactly
+from lowcomm_node.net.relays import is_public_dial
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
 from lowcomm_node.system.tasks import Tasks
 
 PROTOCOL = "/lowcomm/punch/1"
-IDENTIFY = "/ipfs/id/1.0.0"
-_OBSERVED = 4
-"""The field of libp2p's Identify message with the address that the other end sees."""
-MAX_IDENTIFY = 64 * 1024
 MAX_ADDRESSES = 4
-MAX_MESSAGE = 127
-"""Bytes of one address in a message: its length is one byte."""
 DEADLINE = 5.0
 """Seconds for each answer of the other end, and for both to dial."""
 SETTLE = 2.0
@@ -65,23 +56,6 @@ TAKE_EVERY = 1.0
 """Minimum seconds between accepted requests; limits how often others can make us dial third
 parties."""
 MAX_PEERS = 1024
-
-
-async def observed(control: Control, peer_id: str) -> str | None:
-    """The public address at which a connected peer sees us; None if there is none. Takes DEADLINE
-    at most."""
-    try:
-        async with asyncio.timeout(DEADLINE):
-            stream = await control.open_stream(peer_id, IDENTIFY, DEADLINE)
-            with stream.socket:
-                if stream.address.endswith(CIRCUIT):
-                    return None  # it sees the relay
-                message = await read_message(stream.socket, MAX_IDENTIFY)
-        seen = dict(fields(message)).get(_OBSERVED)
-    except (LinkLost, OSError, TimeoutError):
-        return None
-    dial = decode(seen) if isinstance(seen, bytes) and len(seen) <= MAX_MESSAGE else None
-    return dial if dial is not None and _is_public(dial) else None
 
 
 @dataclass
@@ -237,7 +211,7 @@ class Puncher:
         return True
 
     def _own_dials(self) -> list[str]:
-        return [dial for dial in self._seen_at() if _is_public(dial)][:MAX_ADDRESSES]
+        return [dial for dial in self._seen_at() if is_public_dial(dial)][:MAX_ADDRESSES]
 
 
 async def _is_direct(control: Control, peer_id: str) -> bool | None:
@@ -280,17 +254,7 @@ async def _receive(stream: socket.socket) -> list[str] | None:
     for _ in range(count):
         (size,) = await read_exactly(stream, 1)
         text = (await read_exactly(stream, size)).decode("ascii", "replace")
-        if not _is_public(text):
+        if not is_public_dial(text):
             raise LinkLost("tells an address that can't be dialed")
         dials.append(text)
     return dials
-
-
-def _is_public(dial: str) -> bool:
-    """Whether it is a public address by number. A name could be made to mean any host."""
-    return (
-        len(dial) <= MAX_MESSAGE
-        and dial.startswith(("/ip4/", "/ip6/"))
-        and is_dialable(dial)
-        and reach(dial) == 2
-    )

@@ -1,4 +1,5 @@
-"""Reservations at relays, and the limits of our own relay (libp2p's circuit relay v2).
+"""Where we can be dialed: at our own addresses, where a NAT lets others see us, and through relays.
+Reservations at relays, and the limits of our own relay (libp2p's circuit relay v2).
 
     we ── hop stream: RESERVE ──► relay      others reach us through it while we are connected
     we ◄── STATUS, expiry, limits ── relay   bytes and seconds of one circuit
@@ -13,7 +14,8 @@ any. Hence a check of what a start gives.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, time
@@ -22,9 +24,21 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.addresses import EntryPoint, circuit
+from lowcomm_node.errors import ConfigError, LinkLost
+from lowcomm_node.net.addresses import (
+    CIRCUIT,
+    EntryPoint,
+    EntryPoints,
+    circuit,
+    decode,
+    host_of,
+    is_dialable,
+    parse_announced,
+    parse_entry_point,
+    reach,
+)
 from lowcomm_node.net.control import Control, read_message, send_message
+from lowcomm_node.net.hivemind_client import CALL_DEADLINE
 from lowcomm_node.net.p2pd import P2pDaemon, RelayLimits
 from lowcomm_node.system.logs import log
 
@@ -133,6 +147,123 @@ class Places:
             log.debug("relay.place", relay=relay.peer_id, bytes=place.bytes, seconds=place.seconds)
         self._held[relay.peer_id] = place
         self._due[relay.peer_id] = monotonic() + (REFRESH if place.useful else REFRESH_USELESS)
+
+
+MAX_OBSERVERS = 2
+"""Peers that are asked where they see us."""
+IDENTIFY = "/ipfs/id/1.0.0"
+_OBSERVED = 4
+"""The field of libp2p's Identify message with the address that the other end sees."""
+MAX_IDENTIFY = 64 * 1024
+MAX_DIAL = 127
+"""Bytes of one address, as its length goes into one byte of a punching message."""
+
+
+class Reachability:
+    """The addresses of one peer. They change with networks and NATs."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        entry_points: EntryPoints,
+        control: Callable[[], Control],
+        announce: Sequence[str],
+        wants_places: bool,
+    ) -> None:
+        """``control``: of the running p2pd; raises LinkLost while there is none. ``announce``:
+        addresses given by the owner.
+
+        ``wants_places``: whether we may be unreachable, and need relays. Raises ConfigError for a
+        malformed address.
+        """
+        self._peer_id = peer_id
+        self._entry_points = entry_points
+        self._control = control
+        self.announced = tuple(parse_announced(text, peer_id) for text in announce)
+        self._wants_places = wants_places
+        self._places = Places(peer_id)
+        self.visible: tuple[str, ...] = ()
+        """Where p2pd says that it can be dialed."""
+        self._observed: tuple[str, ...] = ()
+        """Where others see us behind a NAT: addresses other than our own."""
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where others can dial us, the widest reach first; at most what a record takes."""
+        own = self.announced or (*self.visible, *self._observed)
+        # Of those that reach as far TCP, which every network lets through.
+        own = sorted(own, key=lambda dial: (-reach(dial), "/udp/" in dial))
+        # A record has room for a few addresses. Those of many interfaces must not displace the
+        # place at a relay.
+        dials = sorted((*own[:1], *self._places.dials, *own[1:]), key=lambda dial: -reach(dial))
+        entries = (EntryPoint(self._peer_id, dial) for dial in dials)
+        return tuple(str(entry) for entry in entries if entry.fits)
+
+    def seen_at(self) -> tuple[str, ...]:
+        """Addresses at which others may reach us, also those that only hole punching makes
+        reachable."""
+        own = sorted(self.announced or self.visible, key=lambda dial: "/udp/" not in dial)
+        return (*self._observed, *own)
+
+    async def look_at_ourselves(self) -> None:
+        """Learn at which addresses p2pd can be reached. Raises LinkLost."""
+        _, found = await self._control().identify(CALL_DEADLINE)
+        dials: list[str] = []
+        for address in found:
+            with suppress(ConfigError):  # those that no other node can use
+                dials.append(parse_entry_point(f"{address}/p2p/{self._peer_id}").dial)
+        self.visible = tuple(dials)
+
+    async def look_from_outside(self) -> None:
+        """Learn where others see us, which tells the NAT's port, and keep our places at relays.
+        Raises LinkLost."""
+        if not self._wants_places:
+            return
+        if not self.announced:
+            await self._ask_others()
+        await self._places.keep(self._control(), list(self._entry_points))
+
+    async def _ask_others(self) -> None:
+        control = self._control()
+        connected = {connection.peer_id for connection in await control.connections()}
+        named, learned = (
+            [it.peer_id for it in entries if it.peer_id in connected and it.relay is None]
+            for entries in (self._entry_points.named, self._entry_points.learned)
+        )
+        asked = list(dict.fromkeys(named or learned))[:MAX_OBSERVERS]
+        answers = await asyncio.gather(*(observed(control, peer_id) for peer_id in asked))
+        dials = [dial for dial in answers if dial is not None]
+        if not named:  # then our own knowledge of the host counts, or two peers that agree
+            known = {host_of(dial) for dial in (*self.visible, *self._observed)}
+            hosts = Counter(map(host_of, dials))
+            dials = [dial for dial in dials if host_of(dial) in known or hosts[host_of(dial)] > 1]
+        self._observed = tuple(dict.fromkeys(dial for dial in dials if dial not in self.visible))
+
+
+async def observed(control: Control, peer_id: str) -> str | None:
+    """The public address at which a connected peer sees us; None if there is none. Takes DEADLINE
+    at most."""
+    try:
+        async with asyncio.timeout(DEADLINE):
+            stream = await control.open_stream(peer_id, IDENTIFY, DEADLINE)
+            with stream.socket:
+                if stream.address.endswith(CIRCUIT):
+                    return None  # it sees the relay
+                message = await read_message(stream.socket, MAX_IDENTIFY)
+        seen = dict(fields(message)).get(_OBSERVED)
+    except (LinkLost, OSError, TimeoutError):
+        return None
+    dial = decode(seen) if isinstance(seen, bytes) and len(seen) <= MAX_DIAL else None
+    return dial if dial is not None and is_public_dial(dial) else None
+
+
+def is_public_dial(dial: str) -> bool:
+    """Whether it is a public address by number. A name could be made to mean any host."""
+    return (
+        len(dial) <= MAX_DIAL
+        and dial.startswith(("/ip4/", "/ip6/"))
+        and is_dialable(dial)
+        and reach(dial) == 2
+    )
 
 
 async def reserve(control: Control, relay: EntryPoint) -> Reservation:

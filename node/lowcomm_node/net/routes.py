@@ -81,8 +81,6 @@ class Attempt:
     route: Route
     after: float = 0.0
     """Seconds to wait for another attempt under way; less if that one fails sooner."""
-    deadline: float
-    """Seconds that it may take after that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +146,7 @@ class RouteChoice:
             if state.phase is _Phase.CLOSED and is_due:
                 state.phase = _Phase.OPENING
                 after = HEAD_START if is_opening else 0.0
-                attempts.append(Attempt(route=route, after=after, deadline=DEADLINES[route]))
+                attempts.append(Attempt(route=route, after=after))
             is_opening |= state.phase is _Phase.OPENING
         if use is None and not is_opening:
             reasons = self.reasons()

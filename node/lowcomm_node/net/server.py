@@ -12,7 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
@@ -128,48 +128,37 @@ class _Places:
         self._stack.close()
 
 
+@dataclass(eq=False)
 class ExchangeService:
     """The Exchange service of one node."""
 
-    def __init__(
-        self,
-        gatekeeper: Gatekeeper,
-        handlers: Handlers,
-        pipes: Pipes | None = None,
-        traffic: Traffic | None = None,
-        echo: Echo | None = None,
-        peer_limit: PeerLimit | None = None,
-        refusals: Refusals | None = None,
-        rate_limits: RateLimits | None = None,
-    ) -> None:
-        """``pipes``: through which others may call beside TLS."""
-        self._gatekeeper = gatekeeper
-        self._handlers = handlers
-        self._pipes = pipes
-        self._traffic = traffic or Traffic()
-        self._echo = echo or Echo()
-        # An empty one is false
-        self._peer_limit = PeerLimit() if peer_limit is None else peer_limit
-        self._refusals = refusals or Refusals()
-        self._rate_limits = rate_limits or RateLimits()
-        self.on_caller: Callable[[str], None] = lambda peer: None
-        """Called with each authenticated caller: a sign of life."""
+    gatekeeper: Gatekeeper
+    handlers: Handlers
+    pipes: Pipes | None = None
+    """Through which others may call beside TLS."""
+    traffic: Traffic = field(default_factory=Traffic)
+    echo: Echo = field(default_factory=Echo)
+    peer_limit: PeerLimit = field(default_factory=PeerLimit)
+    refusals: Refusals = field(default_factory=Refusals)
+    rate_limits: RateLimits = field(default_factory=RateLimits)
+    on_caller: Callable[[str], None] = lambda peer: None
+    """Called with each authenticated caller: a sign of life."""
 
     @property
     def open_calls(self) -> int:
         """Calls of peers that are served now."""
-        return self._rate_limits.open_calls
+        return self.rate_limits.open_calls
 
     @property
-    def handlers(self) -> grpc.GenericRpcHandler:
+    def rpc_handlers(self) -> grpc.GenericRpcHandler:
         """For a gRPC server."""
-        streams, node = grpc.stream_stream_rpc_method_handler, self._handlers
+        streams, node = grpc.stream_stream_rpc_method_handler, self.handlers
         wanted, reply = pb.FetchRequest.FromString, pb.FetchReply.SerializeToString
         methods = {
             "Swap": streams(self._long(lambda *call: node.swap(*call)), read_frame, write_frame),
             "Fetch": streams(self._long(lambda *call: node.fetch(*call)), wanted, reply),
             "Ping": streams(
-                self._long(self._echo.answer, Meter),
+                self._long(self.echo.answer, Meter),
                 pb.Ping.FromString,
                 pb.Pong.SerializeToString,
             ),
@@ -189,13 +178,13 @@ class ExchangeService:
         async def handle(requests: Any, context: Any) -> None:
             places, origin = _Places(context), self._origin(context)
             peer = await self._authenticate(context, origin)
-            if not await self._peer_limit.has_room_for(peer, origin.place):
+            if not await self.peer_limit.has_room_for(peer, origin.place):
                 words = "talks with as many peers as its owner allows: call another one, or later"
                 await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, words)
-            places.take(self._rate_limits.open(peer, origin.place))
-            counts = meter() if meter is not None else self._traffic.of(peer)
+            places.take(self.rate_limits.open(peer, origin.place))
+            counts = meter() if meter is not None else self.traffic.of(peer)
             stream = CalleeStream(context, counts, origin.place)
-            with self._peer_limit.with_(peer, origin.place):
+            with self.peer_limit.with_(peer, origin.place):
                 try:
                     await answer(peer, stream)
                 except LinkLost:
@@ -210,7 +199,7 @@ class ExchangeService:
         """Hello and goodbye: both sides hand over their newest signed record."""
         places, origin = _Places(context), self._origin(context)
         peer = await self._authenticate(context, origin)
-        places.take(self._rate_limits.open(peer, origin.place))
+        places.take(self.rate_limits.open(peer, origin.place))
         request = None
         try:
             async with asyncio.timeout(REQUEST_DEADLINE):
@@ -223,23 +212,23 @@ class ExchangeService:
         if not isinstance(request, pb.Introduction):
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "expected one Introduction")
         try:
-            return self._handlers.describe(peer, request)
+            return self.handlers.describe(peer, request)
         except RetryLater as error:
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def _authenticate(self, context: Any, origin: _Origin) -> str:
         """The admitted peer that calls, within its limits; otherwise the call is aborted."""
         now, peer = monotonic(), ""
-        words = self._rate_limits.refuses_place(origin.accused, now)
+        words = self.rate_limits.refuses_place(origin.accused, now)
         if words is None:
             try:
                 peer = self._caller(context, origin)
             except LowcommError as error:
-                self._rate_limits.bad(origin.accused, now)
+                self.rate_limits.bad(origin.accused, now)
                 await _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-            words = self._rate_limits.refuses(peer, now, origin.place)
+            words = self.rate_limits.refuses(peer, now, origin.place)
         if words is not None:
-            self._refusals.count(What.CALL, Reason.TOO_MANY)
+            self.refusals.count(What.CALL, Reason.TOO_MANY)
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         self.on_caller(peer)
         return peer
@@ -250,7 +239,7 @@ class ExchangeService:
         if kind in _INTERNET:
             host = unquote(name).rpartition(":")[0].strip("[]").partition("%")[0]
             return _Origin(str(number_of(host)))
-        incoming = self._pipes.incoming.get(unquote(name)) if self._pipes is not None else None
+        incoming = self.pipes.incoming.get(unquote(name)) if self.pipes is not None else None
         if incoming is None:
             return _Origin("", is_local=True)
         return _Origin(incoming.place, incoming)
@@ -260,8 +249,8 @@ class ExchangeService:
         if origin.is_local:
             raise RecordError("A call from this machine that comes through no pipe is refused.")
         if origin.incoming is None:
-            return self._gatekeeper.caller(metadata)
-        peer = self._gatekeeper.tunneled(origin.incoming.peer_id, metadata)
+            return self.gatekeeper.caller(metadata)
+        peer = self.gatekeeper.tunneled(origin.incoming.peer_id, metadata)
         origin.incoming.accept()
         return peer
 
@@ -350,7 +339,7 @@ class ExchangeServer:
                 *self._flow,
             ),
         )
-        server.add_generic_rpc_handlers((self._service.handlers,))
+        server.add_generic_rpc_handlers((self._service.rpc_handlers,))
         local = f"lowcomm.{secrets.token_hex(8)}.grpc"
         try:
             bound = server.add_secure_port(self._address, self._certificate.server_credentials())

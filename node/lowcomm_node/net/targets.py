@@ -12,6 +12,7 @@ A host is an IP address: its ports count together.
 """
 
 import ipaddress
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
@@ -51,6 +52,18 @@ def held_addresses() -> tuple[str, ...]:
         for entries in psutil.net_if_addrs().values()
         for entry in entries
     )
+
+
+def outward_address(towards: str) -> str:
+    """Which of our addresses packets to an IP address leave from; empty if there is no way there.
+    Sends nothing."""
+    family = socket.AF_INET6 if ":" in towards else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards, 9))
+            return probe.getsockname()[0]
+    except OSError:
+        return ""
 
 
 class Targets:

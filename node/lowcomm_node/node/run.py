@@ -147,7 +147,7 @@ class Run:
                 progress=board.position,
                 told=self._describe_ourselves,
             ),
-            run=self._signed,
+            signed=self._signed,
             roster=self._roster,
             discovery=entry.discovery,
             channels=self.endpoint.channels,

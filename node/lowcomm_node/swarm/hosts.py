@@ -4,11 +4,10 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.net.p2pd import ANY_HOSTS, has_ipv6, numeric
-from lowcomm_node.net.targets import held_addresses
+from lowcomm_node.net.targets import held_addresses, outward_address
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_protocol.peers.records import MAX_ADDRESSES
 
@@ -72,9 +71,7 @@ def own_addresses() -> tuple[str, ...]:
     use."""
     # Of an interface the system names hardware addresses, too, which have no dots.
     numbers = [text for text in held_addresses() if "." in text and not text.startswith("127.")]
-    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent. The kernel picks the address in use: machines change their temporary IPv6
-        # addresses daily, and keep the old ones for a while.
-        probe.connect(("2001:db8::1", 9))
-        numbers.append(probe.getsockname()[0])
+    # The kernel picks the IPv6 address in use: machines change their temporary ones daily, and keep
+    # the old ones for a while.
+    numbers += filter(None, [outward_address("2001:db8::1")])
     return tuple(sorted(set(numbers)))

@@ -128,34 +128,23 @@ class OwnRecord:
         return write_record(info, self.identity)
 
 
+@dataclass(kw_only=True, eq=False)
 class Membership:
     """Keeps the roster fresh and our own record published."""
 
-    def __init__(
-        self,
-        *,
-        own: OwnRecord,
-        run: SignedRun,
-        roster: Roster,
-        discovery: Discovery,
-        channels: Channels,
-        settings: NodeSettings,
-        run_admission: RunAdmission,
-        refusals: Refusals,
-        listeners: Listeners,
-        rejoin: Rejoin | None = None,
-    ) -> None:
-        self.roster = roster
-        self.own = own
+    own: OwnRecord
+    signed: SignedRun
+    roster: Roster
+    discovery: Discovery
+    channels: Channels
+    settings: NodeSettings
+    run_admission: RunAdmission
+    refusals: Refusals
+    listeners: Listeners
+    rejoin: Rejoin | None = None
+
+    def __post_init__(self) -> None:
         self.dht_peers = 0
-        self._run = run
-        self._discovery = discovery
-        self._channels = channels
-        self._settings = settings
-        self._run_admission = run_admission
-        self._refusals = refusals
-        self._listeners = listeners
-        self._rejoin = rejoin
         self._removals_due = 0.0
         self._refusing: set[str] = set()
         """Peers that do not take us, as the owner was warned."""
@@ -176,7 +165,7 @@ class Membership:
     @property
     def entry_points(self) -> tuple[str, ...]:
         """Our own multiaddresses, good for another node's ``--peers``."""
-        return self._discovery.addresses()
+        return self.discovery.addresses()
 
     def count(self, *phases: Phase) -> int:
         """The number of alive peers in these phases, or in all."""
@@ -215,17 +204,17 @@ class Membership:
     def meet(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Answer a peer's introduction."""
         self._hear_introduction(peer, introduction)
-        self._discovery.answered(peer)
+        self.discovery.answered(peer)
         return self._introduction()
 
     # the loop
 
     async def run(self) -> None:
         """Publish, look around, and watch the connection, until cancelled."""
-        poll, life, roster = self._settings.poll, self._settings.record_life, self.roster
+        poll, life, roster = self.settings.poll, self.settings.record_life, self.roster
 
         def repeated(trouble: str, work: Work, pause: Callable[[], float]) -> Awaitable[None]:
-            warn = partial(self._listeners.warn, "defect")
+            warn = partial(self.listeners.warn, "defect")
             return endure(trouble, partial(repeat, work, pause), warn)
 
         def until_look() -> float:
@@ -242,20 +231,20 @@ class Membership:
         )
 
     async def _watch(self) -> None:
-        self.dht_peers = self._discovery.known_peers()
+        self.dht_peers = self.discovery.known_peers()
         if self.dht_peers and monotonic() >= self._run_due:
             await self._publish_run()
         self._look_at_size()
 
     def _look_at_size(self) -> None:
         """Warn once if the swarm has outgrown the groups of a run that can't hold more together."""
-        sync, peers = self._run.spec.sync, 1 + self.count()
+        sync, peers = self.signed.spec.sync, 1 + self.count()
         if self._is_too_large or not sync.realigns_among(peers):
             # A peer that comes and goes around the limit is no news.
             self._is_too_large = self._is_too_large and peers >= sync.group
             return
         self._is_too_large = True
-        self._listeners.warn(
+        self.listeners.warn(
             "too-many-peers",
             f"{peers} peers are alive, but this run is for at most {sync.group} (group = "
             f"{sync.group}, consensus = 0): most exchanges become realignments, which carry fp32 "
@@ -269,19 +258,19 @@ class Membership:
 
     async def _publish_run(self) -> None:
         # Every peer publishes the run, so that it outlives its bootstrap server.
-        await self._discovery.publish(RUNS_KEY, self._run.run_id, self._run.to_bytes(), RUN_LIFE)
-        await self._run_admission.publish(self._discovery)
+        await self.discovery.publish(RUNS_KEY, self.signed.run_id, self.signed.to_bytes(), RUN_LIFE)
+        await self.run_admission.publish(self.discovery)
         self._run_due = monotonic() + RUN_LIFE / 3
 
     async def look(self) -> None:
         """Read the records in the DHT, and greet new peers."""
         await self._look_for_removals()
         own = self.roster.own_peer_id
-        records = await self._discovery.lookup(peers_key(self._run.run_id))
+        records = await self.discovery.lookup(peers_key(self.signed.run_id))
         is_newer = self.own.follow(records.get(own, b""), not self._has_looked)
         if self._has_looked and is_newer and not self._is_twin_seen:
             self._is_twin_seen = True
-            self._listeners.warn(
+            self.listeners.warn(
                 "identity-in-use",
                 f"another process takes part as {own}: end it, or start this one with "
                 "a --home of its own; a copied home needs its identity.key moved away",
@@ -293,12 +282,12 @@ class Membership:
             # Entry points are dialed: a record that anybody may publish must not choose them.
             if self.roster.liveness.is_proved(info.peer_id, time()):
                 self._learn_entry_points(info)
-        if self._rejoin is not None:
-            self._rejoin.listed(set(records) - {own})
+        if self.rejoin is not None:
+            self.rejoin.listed(set(records) - {own})
         try:
-            self._run_admission.check_ourselves(time())
+            self.run_admission.check_ourselves(time())
         except NotAdmitted as error:
-            self._listeners.on_barred(error)
+            self.listeners.on_barred(error)
 
     async def acquaint(self) -> None:
         """Look around, as a newcomer, until peers have proved to be there, or none is likely to."""
@@ -325,7 +314,7 @@ class Membership:
         unproved = {peer for peer in known if not liveness.is_proved(peer, now)}
         # Connections and places matter for unproved peers alone, and to list them costs the more,
         # the larger the swarm is.
-        self._likely = await self._discovery.connected_peers() if unproved else frozenset()
+        self._likely = await self.discovery.connected_peers() if unproved else frozenset()
         places = (
             (peer, places_of(info.addresses, info.entry_points) if peer in unproved else ())
             for peer, info in known.items()
@@ -343,7 +332,7 @@ class Membership:
         if peer_id in self._refusing:
             self._refusing.discard(peer_id)
             if not self._refusing:
-                self._listeners.withdraw("not-taken")
+                self.listeners.withdraw("not-taken")
         if is_new and info is not None:
             self._changed.set()
             self._learn_entry_points(info)
@@ -352,31 +341,31 @@ class Membership:
         # Only addresses of the peer itself: its record must not send us to third parties.
         own = f"/p2p/{info.peer_id}"
         entry_points = [entry for entry in info.entry_points if entry.endswith(own)]
-        self._discovery.add_entry_points(entry_points)
-        if self._rejoin is not None:
+        self.discovery.add_entry_points(entry_points)
+        if self.rejoin is not None:
             if info.phase is Phase.LEFT:
-                self._rejoin.left(info.peer_id)
+                self.rejoin.left(info.peer_id)
             else:
-                self._rejoin.learned(info.peer_id, entry_points)
+                self.rejoin.learned(info.peer_id, entry_points)
 
     async def _look_for_removals(self) -> None:
         if monotonic() < self._removals_due:
             return
         self._removals_due = monotonic() + REMOVALS_EVERY
         try:
-            newer = await self._run_admission.look(self._discovery)
+            newer = await self.run_admission.look(self.discovery)
         except (LowcommError, OSError) as error:
             reason = f"what is known of invites and removals could not be kept: {error}"
-            self._listeners.warn("not-kept", reason)
+            self.listeners.warn("not-kept", reason)
             newer = True
         if newer:
             self._changed.set()
-            self._listeners.on_removals()
+            self.listeners.on_removals()
 
     def _hear_introduction(self, peer: str, introduction: pb.Introduction) -> None:
         """Take in a peer's record, and the uses of invites that it knows."""
         if introduction.record.ByteSize() > MAX_RECORD_BYTES:  # before it is copied
-            self._refusals.count(What.RECORD, Reason.TOO_LARGE)
+            self.refusals.count(What.RECORD, Reason.TOO_LARGE)
             return
         if introduction.HasField("record"):  # a peer may call only to see whether we answer
             self._hear(introduction.record.SerializeToString(), sender=peer)
@@ -384,10 +373,10 @@ class Membership:
         # It is shown in terminals: no control characters.
         if theirs and len(theirs) <= MAX_RELEASE and theirs.isascii() and theirs.isprintable():
             self.releases[peer] = theirs
-        self._run_admission.admission.hear_uses(introduction.uses, time())
-        if self._run_admission.hear_amendments(introduction.amendments):
+        self.run_admission.admission.hear_uses(introduction.uses, time())
+        if self.run_admission.hear_amendments(introduction.amendments):
             self._changed.set()
-            self._listeners.on_removals()
+            self.listeners.on_removals()
 
     def _hear(self, data: bytes, sender: str | None = None) -> PeerInfo | None:
         info = self.roster.hear(data, time(), sender)
@@ -396,12 +385,12 @@ class Membership:
         return info
 
     async def _publish(self) -> None:
-        key, life = peers_key(self._run.run_id), self._settings.record_life
+        key, life = peers_key(self.signed.run_id), self.settings.record_life
         try:
-            await self._discovery.publish(key, self.roster.own_peer_id, self._record(), life)
+            await self.discovery.publish(key, self.roster.own_peer_id, self._record(), life)
         except LowcommError as error:
             reason = f"our record could not be published: {error}"
-            self._listeners.warn("record-not-published", reason)
+            self.listeners.warn("record-not-published", reason)
 
     async def greet_all(self) -> None:
         """Ask the alive peers for fresh records, since those in the DHT may be some seconds old."""
@@ -412,11 +401,11 @@ class Membership:
         """Exchange newest records with a peer. One that does not answer is no error."""
         try:
             async with asyncio.timeout(deadline):
-                stub, own = await self._channels.stub(info), self._introduction()
-                metadata = self._channels.metadata(info.peer_id)
+                stub, own = await self.channels.stub(info), self._introduction()
+                metadata = self.channels.metadata(info.peer_id)
                 answer = await stub.Describe(own, metadata=metadata, timeout=deadline)
             self._hear_introduction(info.peer_id, answer)
-            self._discovery.answered(info.peer_id)
+            self.discovery.answered(info.peer_id)
             self.sign_of_life(info.peer_id)
             self.roster.liveness.reached(places_of(info.addresses, info.entry_points))
             return
@@ -426,29 +415,29 @@ class Membership:
             pass
         # Records cost nothing: channels to peers that never answered would add up.
         if not self.roster.liveness.is_proved(info.peer_id, time()):
-            await self._channels.forget(info.peer_id)
+            await self.channels.forget(info.peer_id)
 
     def _take_refusal(self, info: PeerInfo, code: grpc.StatusCode, details: str) -> None:
         if code is grpc.StatusCode.UNAVAILABLE and OTHER_CERTIFICATE in details:
             # Somebody else answers at its address, perhaps in between us, so the text of the
             # refusal counts for nothing.
-            self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
+            self.refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
             return
         is_new = info.peer_id not in self._refusing and len(self._refusing) < MAX_REFUSING
         if code is grpc.StatusCode.UNAUTHENTICATED and is_new:
             self._refusing.add(info.peer_id)
             reason = f"{info.peer_id[-6:]} does not take us: {in_words(details)}"
-            self._listeners.warn("not-taken", reason)
+            self.listeners.warn("not-taken", reason)
 
     def _introduction(self) -> pb.Introduction:
         alive = frozenset(info.peer_id for info in self.roster.alive(time()))
         return pb.Introduction(
             record=pb.SignedRecord.FromString(self._record()),
             release=self._release,
-            uses=self._run_admission.admission.uses_to_tell(alive),
-            amendments=self._run_admission.amending.course.chain.data,
+            uses=self.run_admission.admission.uses_to_tell(alive),
+            amendments=self.run_admission.amending.course.chain.data,
         )
 
     def _record(self) -> bytes:
-        life, claim = self._settings.record_life, self._run_admission.claim
+        life, claim = self.settings.record_life, self.run_admission.claim
         return self.own.sign(life, self.entry_points, claim)

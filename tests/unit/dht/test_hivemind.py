@@ -13,7 +13,7 @@ import pytest
 from lowcomm_node.dht import hivemind
 from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.errors import LinkLost, Unhealthy
-from lowcomm_node.net import hivemind_client, reachability
+from lowcomm_node.net import hivemind_client, relays
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import Connection
 from lowcomm_protocol.identity import Identity
@@ -88,7 +88,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     async def observed(_: Any, peer_id: str) -> str | None:
         return told[peer_id]
 
-    monkeypatch.setattr(reachability, "observed", observed)
+    monkeypatch.setattr(relays, "observed", observed)
     return told
 
 
@@ -228,7 +228,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(protocol=SimpleNamespace(routing_table=table), shutdown=nothing)
 
     monkeypatch.setattr(Discovery, "_make_node", make_node)
-    monkeypatch.setattr(reachability.Reachability, "look_at_ourselves", nothing)
+    monkeypatch.setattr(relays.Reachability, "look_at_ourselves", nothing)
 
 
 async def test_there_are_never_two_p2pds_and_none_after_the_end(peer: Peer, started: Any) -> None:

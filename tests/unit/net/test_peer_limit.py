@@ -45,7 +45,7 @@ async def test_a_channel_that_carries_a_call_is_not_closed_for_another():
 
 async def test_calls_of_a_peer_too_many_are_turned_away_and_others_go_on():
     async with pair(EVE) as (ada, bob, eve):
-        bob.service._peer_limit.allow(1)
+        bob.service.peer_limit.allow(1)
         call = await soon(ada.call(bob.info()))
         await soon(call.send(chunk(0, 8)))
         assert (await soon(call.receive())).whole() == chunk(0, 8)
@@ -57,7 +57,7 @@ async def test_calls_of_a_peer_too_many_are_turned_away_and_others_go_on():
         )
         await soon(call.close())
         await until_async(
-            lambda: asyncio.sleep(0, not len(bob.service._peer_limit)), 10, "its call has ended"
+            lambda: asyncio.sleep(0, not len(bob.service.peer_limit)), 10, "its call has ended"
         )
         other = await soon(eve.call(bob.info()))
         await soon(other.send(chunk(1, 8)))

@@ -10,15 +10,14 @@ import pytest
 from lowcomm_node.net.addresses import CIRCUIT, EntryPoint, encode
 from lowcomm_node.net.control import Connection, OpenStream
 from lowcomm_node.net.punching import (
-    IDENTIFY,
     MAX_ADDRESSES,
     MAX_AT_ONCE,
     MAX_HEARD,
     PROTOCOL,
     TAKE_EVERY,
     Puncher,
-    observed,
 )
+from lowcomm_node.net.relays import IDENTIFY, observed
 from lowcomm_protocol.identity import peer_id_of
 
 ADA, BOB, RELAY = sorted(peer_id_of(bytes([number]) * 32) for number in (1, 2, 3))

@@ -57,7 +57,7 @@ async def status(callee: Callee, channels, metadata=None) -> tuple[grpc.StatusCo
 
 async def test_after_some_calls_without_a_credential_an_address_is_not_heard_for_a_while():
     async with listening() as callee, calling() as channels:
-        callee.service._rate_limits = RateLimits(bad_calls=FEW)
+        callee.service.rate_limits = RateLimits(bad_calls=FEW)
         codes = [(await status(callee, channels, ()))[0] for _ in range(5)]
         assert (
             codes

@@ -6,12 +6,10 @@ from hypothesis import strategies as st
 
 from lowcomm_node.net.routes import (
     ALONE_PAUSE,
-    DIRECT_DEADLINE,
     FIRST_PAUSE,
     FLAP,
     HEAD_START,
     LONGEST_PAUSE,
-    TUNNEL_DEADLINE,
     Attempt,
     CallPlan,
     Route,
@@ -41,8 +39,8 @@ def test_what_is_not_known_is_tried_direct_first_and_the_tunnel_after_a_head_sta
     assert choice.plan(0.0) == CallPlan(
         use=None,
         attempts=(
-            Attempt(route=DIRECT, deadline=DIRECT_DEADLINE),
-            Attempt(route=TUNNEL, after=HEAD_START, deadline=TUNNEL_DEADLINE),
+            Attempt(route=DIRECT),
+            Attempt(route=TUNNEL, after=HEAD_START),
         ),
     )
 
@@ -64,9 +62,7 @@ def test_a_dead_direct_address_is_tried_again_beside_the_tunnel_and_less_often_e
         while not routes_of(plan := choice.plan(now)):
             assert plan.use is TUNNEL
             now += 0.5
-        assert plan == CallPlan(
-            use=TUNNEL, attempts=(Attempt(route=DIRECT, deadline=DIRECT_DEADLINE),)
-        )
+        assert plan == CallPlan(use=TUNNEL, attempts=(Attempt(route=DIRECT),))
         pauses.append(now - began)
         choice.failed(DIRECT, now, "did not answer")
     assert pauses[0] == FIRST_PAUSE

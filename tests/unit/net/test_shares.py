@@ -73,7 +73,7 @@ async def test_seventy_identities_that_hold_calls_leave_room_for_a_peer_from_els
             20,
             "all came",
         )
-        assert callee.service.open_calls <= MAX_CALLS // 2 and len(callee.service._peer_limit) <= 32
+        assert callee.service.open_calls <= MAX_CALLS // 2 and len(callee.service.peer_limit) <= 32
         cable = await stack.enter_async_context(cabled(callee.port, OTHER))
         channels = await stack.enter_async_context(calling())
         peer = callee.info(addresses=(f"127.0.0.1:{cable.port}",))

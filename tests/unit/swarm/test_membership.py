@@ -88,7 +88,7 @@ class Party:
             on_barred=self.barred.append,
         )
         self.membership = Membership(
-            own=own, run=self.run, roster=self.roster, discovery=self.discovery,
+            own=own, signed=self.run, roster=self.roster, discovery=self.discovery,
             channels=self.channels,
             settings=settings, run_admission=self.run_admission, refusals=self.refusals,
             listeners=listeners,
