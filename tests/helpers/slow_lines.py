@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from helpers.shared_lines import LineNetwork
 from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
-from lowcomm_node.simulation.network import Conditions, Network
+from lowcomm_node.simulation.network import Conditions
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.peer import Peer
@@ -23,7 +24,7 @@ CODING = 0.1
 """Seconds that coding, decoding and averaging take."""
 
 
-class Swarm(Network):
+class Swarm(LineNetwork):
     """Four peers in a star of equal lines."""
 
     def __init__(
@@ -44,8 +45,8 @@ class Swarm(Network):
         most; ``again``: part of them that comes again as further digits, on request; ``step``:
         seconds of an inner step."""
         up, down = line
-        conditions = Conditions(latency=DELAY, notice=DELAY, line=(up / 8, down / 8))
-        super().__init__(seed, conditions)
+        conditions = Conditions(latency=DELAY, notice=DELAY)
+        super().__init__(seed, conditions, (up / 8, down / 8))
         self.sizes = sizes
         self.first = first
         self.most = first if most is None else most
@@ -76,7 +77,7 @@ class Swarm(Network):
     def fit(self) -> int:
         """How many of them the lines carry, where the first of each fragment is larger."""
         each = (1 + self.again) * sum(self.sizes) / len(self.sizes)
-        left = self.ends * min(self.conditions.line or ()) - (self.first - 1) * sum(self.sizes)
+        left = self.ends * min(self.line) - (self.first - 1) * sum(self.sizes)
         return min(self.due, int(left / each * len(self.peers)))
 
     @property
@@ -188,9 +189,6 @@ class LinePeer(PeerDriver):
 
     def new_exchange(self, one: Underway) -> "LineExchange":
         return LineExchange(self, one)
-
-    def heard(self, peer: str) -> None:
-        pass
 
     def on_effect(self, effect: events.Effect) -> None:
         match effect:

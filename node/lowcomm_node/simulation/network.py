@@ -5,15 +5,11 @@ The same seed gives the same story, to the event. Nothing here knows what travel
 """
 
 import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import Any, Protocol
-
-PIECE = 32 * 1024
-"""Bytes that go over a shared line at a time."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +22,6 @@ class Conditions:
     """Seconds until an end hears that its stream has broken, from and to; drawn for each."""
     bandwidth: float = 2.5e6
     """Bytes a second of one peer's uplink to another; 20 Mbit/s."""
-    line: tuple[float, float] | None = None
-    """Bytes a second up and down that all traffic of a peer shares; None: no shared line."""
     loss: float = 0.0
     """Probability that a stream breaks, at a random moment of its first ``loss_within`` seconds."""
     loss_within: float = 5.0
@@ -50,48 +44,10 @@ class SimulatedStream:
     closed: set[str] = field(default_factory=set)
     arrived: dict[str, float] = field(default_factory=dict)
     """When the last message to each end arrives."""
-    behind: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
-    """By sender: what was sent after contents that are still under way on shared lines."""
 
     def other(self, peer: str) -> str:
         """The other end."""
         return self.callee if peer == self.caller else self.caller
-
-
-class Queue:
-    """One direction of a peer's line: contents go one after the other, as nodes send them."""
-
-    def __init__(self, network: "Network", rate: float) -> None:
-        self._network = network
-        self._rate = rate
-        self._waiting: deque[tuple[SimulatedStream, int, Callable[[int], None]]] = deque()
-        self._busy = False
-        self.carried = 0
-        """Bytes."""
-
-    def take(self, stream: SimulatedStream, size: int, passed: Callable[[int], None]) -> None:
-        """Carry so many bytes; ``passed`` is told each piece of them that has passed."""
-        self._waiting.append((stream, size, passed))
-        self._go_on()
-
-    def _go_on(self) -> None:
-        while not self._busy and self._waiting:
-            stream, left, passed = self._waiting.popleft()
-            if stream.broken or stream.closed:
-                continue
-            self._busy, piece = True, min(left, PIECE)
-            done = partial(self._passed, stream, left, piece, passed)
-            self._network.after(piece / self._rate, done)
-
-    def _passed(
-        self, stream: SimulatedStream, left: int, piece: int, passed: Callable[[int], None]
-    ) -> None:
-        self._busy = False
-        self.carried += piece
-        if left > piece:
-            self._waiting.appendleft((stream, left - piece, passed))
-        passed(piece)
-        self._go_on()
 
 
 class Network:
@@ -108,7 +64,6 @@ class Network:
         """Bytes that each peer has sent beside contents, as ``weigh`` has them."""
         self.weigh: Callable[[Any], int] = lambda payload: 0
         """Bytes of a message beside contents, by its payload."""
-        self._lines: dict[str, tuple[Queue, Queue]] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
@@ -151,12 +106,6 @@ class Network:
         if sender in stream.closed or stream.broken:
             return
         receiver = stream.other(sender)
-        if (behind := stream.behind.get(sender)) is not None:
-            behind.append(lambda: self.send(stream, sender, kind, payload, size, late))
-            return
-        if size and self.conditions.line is not None:
-            self._carry(stream, sender, size, lambda: self.send(stream, sender, kind, payload))
-            return
         self.control[sender] += self.weigh(payload)
         way = (
             self.random.uniform(*self.conditions.latency) + size / self.conditions.bandwidth + late
@@ -172,32 +121,6 @@ class Network:
                 self.break_(stream)
 
         self.at(arrives, deliver)  # not after(): rounding could make one message overtake another
-
-    def line_of(self, peer: str) -> tuple[Queue, Queue]:
-        """Both directions of a peer's line."""
-        assert self.conditions.line is not None
-        if peer not in self._lines:
-            up, down = self.conditions.line
-            self._lines[peer] = (Queue(self, up), Queue(self, down))
-        return self._lines[peer]
-
-    def _carry(
-        self, stream: SimulatedStream, sender: str, size: int, arrive: Callable[[], None]
-    ) -> None:
-        """Over the line of the sender, and piece by piece over that of the receiver."""
-        left = size
-        stream.behind[sender] = []
-        up, down = self.line_of(sender)[0], self.line_of(stream.other(sender))[1]
-
-        def passed(piece: int) -> None:
-            nonlocal left
-            left -= piece
-            if not left:
-                waiting = [arrive, *stream.behind.pop(sender)]
-                for send in waiting:
-                    send()
-
-        up.take(stream, size, lambda piece: down.take(stream, piece, passed))
 
     def close(self, stream: SimulatedStream, sender: str) -> None:
         """End a stream; the other end hears of it after all that was sent before."""

@@ -2,10 +2,13 @@
 realignment would fill for long."""
 
 from collections.abc import Sequence
+from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from helpers.shared_lines import LineNetwork
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.simulation import Conditions, Member
 from lowcomm_node.simulation.swarm import Swarm
@@ -15,7 +18,8 @@ from lowcomm_protocol.spec.run import RunSpec
 pytestmark = pytest.mark.slow
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
 STEPS = 60
-LINE = Conditions(latency=(0.024, 0.026), notice=(0.024, 0.026), line=(3e3, 12e3))
+SLOW = Conditions(latency=(0.024, 0.026), notice=(0.024, 0.026))
+LINE = (3e3, 12e3)
 """A fragment in 2 bits takes a third of a second, in fp32 five seconds."""
 
 
@@ -37,7 +41,8 @@ def run(dataset: Dataset, members: Sequence[Member], seed: int = 0, **sync: obje
             "sync": {"method": "streaming-diloco"} | sync,
         }
     )
-    swarm = Swarm(spec, dataset, members, LINE, Replica, False, 0)
+    with patch("lowcomm_node.simulation.swarm.Network", partial(LineNetwork, line=LINE)):
+        swarm = Swarm(spec, dataset, members, SLOW, Replica, False, 0)
     swarm.network.run()
     return swarm
 
