@@ -72,7 +72,9 @@ def manifest(
     slow: Sequence[int] = (1, 1),
 ) -> pb.Manifest:
     """What goes with such pieces; ``slow``: equal numbers stand for equal slow weights."""
-    return form.manifest(
+    return pb.Manifest(
+        run_id=bytes.fromhex(form.run_id),
+        plan=bytes.fromhex(form.plan),
         swarm_step=step,
         moments=step,
         versions=(7, 8),

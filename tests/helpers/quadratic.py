@@ -222,9 +222,6 @@ class QuadraticPeer(PeerDriver):
         assert self.machine.kind is not None
         return DRIVERS[self.machine.kind.name](self, one)
 
-    def heard(self, peer: str) -> None:
-        """See PeerDriver."""
-
     def on_effect(self, effect: events.Effect) -> None:
         """See PeerDriver."""
         self.swarm.told[type(effect).__name__] += 1

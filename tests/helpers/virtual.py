@@ -279,9 +279,6 @@ class VirtualPeer(PeerDriver):
         if self.part is not None:
             self.part.tell(events.GaveUp(reason=reason))
 
-    def heard(self, peer: str) -> None:
-        pass
-
     def on_effect(self, effect: events.Effect) -> None:
         match effect:
             case events.Penalty(peer=peer, reason=reason, forgiven=True):

@@ -243,8 +243,3 @@ CONTENTS: dict[str, type[Contents]] = {
     kinds.GROUP.name: GroupContents,
 }
 """By the name of the kind; a kind of your own adds an entry."""
-
-
-def contents_of(peer: SimulatedPeer, one: Underway) -> Contents:
-    """The contents of an exchange of any kind."""
-    return CONTENTS[one.kind.name](peer, one)

@@ -38,8 +38,7 @@ class PeerDriver(ABC):
     def new_exchange(self, one: Underway) -> "SimulatedExchange":
         """What carries out an exchange that has begun."""
 
-    @abstractmethod
-    def heard(self, peer: str) -> None:
+    def heard(self, peer: str) -> None:  # noqa: B027
         """A peer has made an offer, or has answered ours."""
 
     @abstractmethod
@@ -204,7 +203,7 @@ class SimulatedExchange(ABC):
             del self.calls[other]
             self._on_answer(stream, other, kind, payload)
         elif kind not in self.CONTENTS:
-            self.tell(self.event(other, kind, payload))
+            self.tell(replace(payload, peer=other))
         else:
             if kind in self.WHOLE:
                 self.tell(events.ContentCame(peer=other))
@@ -221,10 +220,6 @@ class SimulatedExchange(ABC):
         else:
             self.peer.by_stream.pop(stream, None)
             self.tell(events.Refused(peer=other, reason=payload))
-
-    def event(self, other: str, kind: str, payload: Any) -> events.PeerEvent:
-        """The event that a message is, if it is no content."""
-        return replace(payload, peer=other)
 
     def _use(self, other: str, kind: str, payload: Any) -> None:
         if not self.one.machine.over:

@@ -22,13 +22,9 @@ def control_bytes(payload: Any) -> int:
         case events.MemberMessage():
             return frames.frame_of(payload).ByteSize()
         case bytes():
-            return _around(len(payload))
+            # The frame that announces a content, and what stands before each of its chunks.
+            content = pb.Content(size=len(payload), digest=bytes(32))
+            last = pb.Frame(chunk=pb.Chunk(offset=len(payload), data=b"-")).ByteSize() - 1
+            return pb.Frame(content=content).ByteSize() + last * -(-len(payload) // CHUNK_BYTES)
         case _:
             return 0
-
-
-def _around(size: int) -> int:
-    """The frame that announces a content, and what stands before each of its chunks."""
-    content = pb.Content(size=size, digest=bytes(32))
-    last = pb.Frame(chunk=pb.Chunk(offset=size, data=b"-")).ByteSize() - 1
-    return pb.Frame(content=content).ByteSize() + last * -(-size // CHUNK_BYTES)
