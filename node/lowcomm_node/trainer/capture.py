@@ -110,10 +110,10 @@ def read_steps(
         bounds = shard_bounds(numel, members)
         moved = tuple(one for shard, one in enumerate(bounds) if applied >> shard & 1)
         for start, stop in moved:
-            size = coder.coded_size(stop - start)
+            size = coder.codec.coded_size(stop - start)
             if len(data) < at + size:
                 raise CodecError(f"{len(data)} bytes are no {steps} outer steps.")
-            coder.decode(data[at : at + size], mean[start:stop].numpy())
+            coder.codec.decode(data[at : at + size], mean[start:stop].numpy())
             at += size
         yield moved, mean
     if at != len(data):
@@ -352,7 +352,7 @@ class GroupCapture(CapturedFragment[ShardCoder]):
             self._inbox = self.scratch.take((len(self.members) - 1) * size)
         place = [other for other in self.members if other != self.me].index(peer)
         vector = self._inbox[place * size : (place + 1) * size]
-        self.coder.decode(data, vector.numpy())
+        self.coder.codec.decode(data, vector.numpy())
         self.received[peer] = vector
         try:
             self.judge.check_part(peer, vector, start, "brings progress")
@@ -406,7 +406,7 @@ class GroupCapture(CapturedFragment[ShardCoder]):
         """Decode an owner's mean of its shard."""
         start, stop = self.bounds[self.members.index(owner)]
         mean = self.mean[start:stop]
-        self.coder.decode(data, mean.numpy())
+        self.coder.codec.decode(data, mean.numpy())
         self.judge.norms[owner] = self.judge.check_part(owner, mean, start, "sent a mean")
         self._keep(owner, data)
 

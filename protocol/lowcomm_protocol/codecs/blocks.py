@@ -44,11 +44,12 @@ class BlockCodec(FixedCodec):
     bits: ClassVar[int]
     kernels: ClassVar[Kernels]
 
-    def send(self, vector: Vector, out: memoryview) -> int:
-        return self.send_with_feedback(vector, NOTHING, NOTHING, out)
-
-    def send_with_feedback(
-        self, vector: Vector, residual: Vector, error: Vector, out: memoryview
+    def send(
+        self,
+        vector: Vector,
+        out: memoryview,
+        residual: Vector = NOTHING,
+        error: Vector = NOTHING,
     ) -> int:
         """Code ``vector + residual``; ``vector`` becomes what the others decode.
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import Bytes, Coder, State, Vector, scratch_for
+from lowcomm_protocol.codecs.base import Bytes, Coder, State, Vector, read_only, scratch_for
 from lowcomm_protocol.codecs.modulo_kernels import (
     HEADER,
     MODULO_STEPS,
@@ -142,7 +142,7 @@ class ModuloCoder(Coder):
         return size
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
-        own, coded = self._known(), _bytes_of(data)
+        own, coded = self._known(), read_only(np.frombuffer(data, dtype=np.uint8))
         blocks, end = modulo_check(coded, self.numel, self.bits, self._codes)
         if blocks != self._blocks or coded.size != end + TOTAL or out.size != self.numel:
             raise CodecError(
@@ -194,7 +194,7 @@ class ModuloCoder(Coder):
         return self._end(target, size, self._sent_hashes, self._plain)
 
     def patch(self, data: memoryview, out: Vector) -> None:
-        coded = _bytes_of(data)
+        coded = read_only(np.frombuffer(data, dtype=np.uint8))
         body, end = coded[:-TOTAL], coded[-TOTAL:]
         size = modulo_patch(body, self._codes, self.bits, self._bad, out, self._hashes)
         if size != body.size or end.size != TOTAL:
@@ -227,8 +227,7 @@ class ModuloCoder(Coder):
     def state(self) -> State:
         return {"range": self._ranges.copy()}
 
-    def shared_state(self) -> State:
-        return self.state()
+    shared_state = state
 
     def restore(self, state: State) -> None:
         ranges = state.get("range")
@@ -276,11 +275,6 @@ class ModuloCoder(Coder):
 
     def _total(self, hashes: Any, bad: Bytes) -> bytes:
         return int(modulo_total(hashes, bad)).to_bytes(TOTAL, "little")
-
-
-def _bytes_of(data: memoryview | bytes) -> Bytes:
-    """What came, read-only wherever it lies: kernels are compiled for that alone."""
-    return np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8)
 
 
 MOD3, MOD4, MOD6, MOD8 = (partial(ModuloCoder, bits) for bits in (3, 4, 6, 8))

@@ -19,13 +19,13 @@ class Fp32(FixedCodec):
         return 4 * numel
 
     def _encode(self, vector: Vector, out: Bytes) -> None:
-        if not _is_finite(vector):
+        if _largest(vector.view("<u4")) >= INFINITE:
             raise self._refuse_value(vector)
         out.view("<f4")[:] = vector
 
     def _decode(self, data: Bytes, out: Vector) -> None:
         values = data.view("<f4")
-        if not _is_finite(values):
+        if _largest(values.view("<u4")) >= INFINITE:
             raise CodecError("fp32: the coded data holds NaN or infinity: drop this contribution")
         out[:] = values
 
@@ -33,11 +33,6 @@ class Fp32(FixedCodec):
 @kernel
 def _largest(bits: Any) -> Any:
     return peak_of(bits, 0, bits.size)
-
-
-def _is_finite(values: Vector) -> bool:
-    """Whether no value is NaN or infinite: one pass."""
-    return bool(_largest(values.view("<u4")) < INFINITE)
 
 
 OVERFLOW = (2.0 - 2.0**-8) * 2.0**127

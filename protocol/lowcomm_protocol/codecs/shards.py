@@ -64,7 +64,7 @@ class Residual:
         residual = self._values[start : start + vector.size]
         error = scratch_for("feedback", vector.size, scratch)
         if isinstance(codec, BlockCodec):
-            codec.send_with_feedback(vector, residual, error, out)
+            codec.send(vector, out, residual, error)
         else:
             residual_add(vector, residual)
             wanted = vector.copy()
@@ -102,7 +102,7 @@ class ShardCoder:
     """Codes a fragment of ``numel`` values, flat float32, for groups of changing size."""
 
     def __init__(self, codec: FixedCodec, numel: int, feedback: bool = False) -> None:
-        self._codec = codec
+        self.codec = codec
         self.numel = numel
         kinds = ("contribution", "mean") if feedback else ()
         self._residuals = {kind: Residual(numel) for kind in kinds}
@@ -110,13 +110,9 @@ class ShardCoder:
     @property
     def max_size(self) -> int:
         """Bytes of the coded fragment as a whole."""
-        return self._codec.coded_size(self.numel)
+        return self.codec.coded_size(self.numel)
 
     min_size = max_size
-
-    def coded_size(self, values: int) -> int:
-        """Bytes of a coded shard with this number of values."""
-        return self._codec.coded_size(values)
 
     def encode(
         self,
@@ -133,7 +129,7 @@ class ShardCoder:
         """
         sizes: list[int] = []
         for shard, (start, stop) in enumerate(bounds):
-            size = self._codec.coded_size(stop - start)
+            size = self.codec.coded_size(stop - start)
             at = sum(sizes)
             # Ours is coded too, though nobody gets it: it enters the mean as all others do.
             target = memoryview(bytearray(size)) if shard == mine else out[at : at + size]
@@ -142,10 +138,6 @@ class ShardCoder:
             sizes.append(0 if shard == mine else size)
         return sizes
 
-    def decode(self, data: memoryview, out: Vector) -> None:
-        """Decode a shard, or its mean. Raises `CodecError` for what no encoder writes."""
-        self._codec.decode(data, out)
-
     def reduce(
         self, mean: Vector, start: int, out: memoryview, scratch: Vector | None = None
     ) -> int:
@@ -153,7 +145,7 @@ class ShardCoder:
 
         ``scratch`` as in ``encode``, as long as ``mean``. Raises `CodecError` if it is not finite.
         """
-        size = self._codec.coded_size(mean.size)
+        size = self.codec.coded_size(mean.size)
         self._send("mean", mean, start, out[:size], scratch)
         return size
 
@@ -178,7 +170,7 @@ class ShardCoder:
     def load_shared_state(self, state: State) -> None:
         """Begin without residuals. Raises `CodecError` unless ``state`` is empty."""
         if state:
-            raise CodecError(f"{self._codec.name}: learns nothing, but was given {sorted(state)}")
+            raise CodecError(f"{self.codec.name}: learns nothing, but was given {sorted(state)}")
         self._residuals = {kind: Residual(self.numel) for kind in self._residuals}
 
     def restore(self, state: State) -> None:
@@ -186,7 +178,7 @@ class ShardCoder:
         expected = sorted(f"{kind}-residual" for kind in self._residuals)
         if sorted(state) != expected:
             raise CodecError(
-                f"{self._codec.name}: expected {expected}, but was given {sorted(state)}"
+                f"{self.codec.name}: expected {expected}, but was given {sorted(state)}"
             )
         for kind, residual in self._residuals.items():
             residual.restore(state[f"{kind}-residual"])
@@ -196,9 +188,9 @@ class ShardCoder:
     ) -> None:
         residual = self._residuals.get(kind)
         if residual is None:
-            self._codec.send(vector, out)
+            self.codec.send(vector, out)
         else:
-            residual.send(self._codec, vector, start, out, scratch)
+            residual.send(self.codec, vector, start, out, scratch)
 
 
 @kernel

@@ -39,7 +39,7 @@ class Swarm:
                     continue
                 at = sum(sizes[member][:owner])
                 share = np.empty(stop - start, dtype=np.float32)
-                self.coders[owner].decode(
+                self.coders[owner].codec.decode(
                     memoryview(buffer[member])[at : at + sizes[member][owner]], share
                 )
                 assert np.array_equal(share, vector[start:stop]), (
@@ -53,7 +53,7 @@ class Swarm:
             self.sent[owner] += size * (len(vectors) - 1)
             for member, one in enumerate(self.coders):
                 if member != owner:
-                    one.decode(memoryview(out)[:size], means[member][start:stop])
+                    one.codec.decode(memoryview(out)[:size], means[member][start:stop])
             means[owner][start:stop] = mean
         return means
 
