@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
-from pydantic import BaseModel, TypeAdapter
+from pydantic import AfterValidator, BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
@@ -264,8 +264,8 @@ def _values(field: FieldInfo) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(_plain(one) for one in get_args(kind))
     for one in field.metadata:
-        if isinstance(one, OneOf):
-            return ", ".join(map(_plain, one.table))
+        if isinstance(one, AfterValidator) and isinstance(one.func, OneOf):
+            return ", ".join(map(_plain, one.func.table))
     inside = [get_args(one)[0] if get_origin(one) is Annotated else one for one in get_args(kind)]
     if int in inside:
         kind = "list of integers" if get_origin(kind) is tuple else int

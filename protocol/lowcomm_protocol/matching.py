@@ -222,20 +222,6 @@ def keeps_momentum(ours: Offer, others: Iterable[Offer]) -> bool:
     )
 
 
-def steps_ahead(ours: Offer, others: Iterable[Offer], interval: int) -> int:
-    """How many inner steps longer the others have trained since their last sync, as they claim.
-
-    A merge that only one of both has taken counts as half an interval: slow weights moved.
-    """
-    return max(
-        (
-            theirs.steps - ours.steps + abs(theirs.version - ours.version) * interval // 2
-            for theirs in others
-        ),
-        default=0,
-    )
-
-
 def wins_crossing(me: str, other: str) -> bool:
     """Of two calls that cross, the one of the smaller peer id goes on."""
     return me < other

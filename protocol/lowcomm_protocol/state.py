@@ -13,7 +13,6 @@ are equal here too, fragment by fragment.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -112,25 +111,6 @@ class StateForm:
         kept = tuple(tuple((numel, second) for numel, second in runs) for runs in fragments)
         return cls(run_id, plan, steps, kept, ranges, plan_pieces(kept, ranges))
 
-    def manifest(
-        self,
-        swarm_step: int,
-        moments: int,
-        versions: Sequence[int],
-        slow_digests: Sequence[bytes],
-        digests: Sequence[bytes],
-    ) -> pb.Manifest:
-        """A manifest; ``moments``: steps in the inner optimizer's moments, 0 without any."""
-        return pb.Manifest(
-            run_id=bytes.fromhex(self.run_id),
-            plan=bytes.fromhex(self.plan),
-            swarm_step=swarm_step,
-            moments=moments,
-            versions=versions,
-            slow_digests=slow_digests,
-            digests=digests,
-        )
-
     @property
     def size(self) -> int:
         """Bytes of all pieces."""
@@ -175,11 +155,6 @@ def version_of(manifest: pb.Manifest) -> Version:
 def write_manifest(manifest: pb.Manifest) -> bytes:
     """The one encoding of a manifest."""
     return manifest.SerializeToString(deterministic=True)
-
-
-def name_of(manifest: bytes) -> bytes:
-    """The name of a snapshot."""
-    return sha256(manifest).digest()
 
 
 def read_manifest(data: bytes, form: StateForm) -> pb.Manifest:

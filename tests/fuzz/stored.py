@@ -24,6 +24,7 @@ from lowcomm_node.system.units import read_rate, read_size, write_rate, write_si
 from lowcomm_node.web import server
 from lowcomm_node.web.api import QUERIES
 from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.state import StateForm, read_manifest, read_piece, write_manifest
 
 TENSORS = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4), "b.c": torch.ones(2)}
@@ -45,7 +46,10 @@ FORM = StateForm.of("ab" * 32, "cd" * 32, 1000, [[(300, True), (100, False)], [(
 def snapshot_manifest() -> Made:
     """What a donor says of its state: a late peer believes it, or refuses it."""
     digests, slow = tuple(bytes([n]) * 32 for n in range(len(FORM.pieces))), (b"s" * 32,) * 2
-    whole = write_manifest(FORM.manifest(40, 20, (1, 2), slow, digests))
+    lists = {"versions": (1, 2), "slow_digests": slow, "digests": digests}
+    run_of = {"run_id": bytes.fromhex(FORM.run_id), "plan": bytes.fromhex(FORM.plan)}
+    good = pb.Manifest(**run_of, **lists, swarm_step=40, moments=20)
+    whole = write_manifest(good)
 
     def run(data: bytes) -> None:
         try:
@@ -55,7 +59,8 @@ def snapshot_manifest() -> Made:
             return
         assert found.swarm_step <= FORM.steps and len(found.digests) == len(FORM.pieces)
 
-    far = write_manifest(FORM.manifest(1001, 1 << 30, (1 << 60, 2), slow, digests))
+    good.swarm_step, good.moments, good.versions[0] = 1001, 1 << 30, 1 << 60
+    far = write_manifest(good)
     return run, [whole, whole[:-7], far, whole + whole]
 
 

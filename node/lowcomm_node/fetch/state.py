@@ -37,7 +37,6 @@ from lowcomm_protocol.state import (
     Piece,
     StateForm,
     Version,
-    name_of,
     read_manifest,
     version_of,
     write_manifest,
@@ -185,7 +184,7 @@ class StateDownload(Download[StateOffer]):
         if not listing:
             assert self.base is not None
             return self.offer(peer.peer_id, self.base)
-        if name_of(listing) != opened.name:
+        if sha256(listing).digest() != opened.name:
             raise ProtocolViolation("a manifest that does not match its digest")
         manifest = read_manifest(listing, self.form)
         if self._plausible and not await self._plausible(peer, manifest.swarm_step):
@@ -219,7 +218,7 @@ class StateDownload(Download[StateOffer]):
         self.base, self._version, self.enter = manifest, None, pb.Enter(state=b"")
         if manifest is not None:
             self._version = version_of(manifest)
-            self.enter = pb.Enter(state=name_of(write_manifest(manifest)))
+            self.enter = pb.Enter(state=sha256(write_manifest(manifest)).digest())
             if is_new:
                 write_atomic(self.folder / "manifest", write_manifest(manifest))
                 self._drop(lambda index: not self.fits(self._held[index], index))

@@ -24,7 +24,6 @@ from time import monotonic
 from lowcomm_node.errors import NodeError, RetryLater
 from lowcomm_node.storage.files import WRITING, disk_full_error, require_space
 from lowcomm_node.system.logs import log
-from lowcomm_protocol.state import name_of
 
 MAX_SNAPSHOTS = 2  # on disk at once
 KEEP_SECONDS = 120.0  # seconds to keep an unused snapshot, so interrupted joiners can resume
@@ -54,7 +53,7 @@ def write_snapshot(
             with (temporary / "state").open("rb") as file:
                 manifest = seal([sha256(file.read(size)).digest() for size in sizes])
             (temporary / "manifest").write_bytes(manifest)
-            name = name_of(manifest).hex()
+            name = sha256(manifest).hexdigest()
             if not (folder / name).exists():
                 temporary.rename(folder / name)
             return name

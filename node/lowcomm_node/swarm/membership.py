@@ -30,7 +30,7 @@ from lowcomm_protocol.peers.records import (
     PeerInfo,
     Phase,
     Told,
-    next_issue,
+    is_from_future,
     read_record,
     write_record,
 )
@@ -109,7 +109,10 @@ class OwnRecord:
     def sign(self, life: float, entry_points: tuple[str, ...], claim: bytes) -> bytes:
         """A serialized SignedRecord that is valid for ``life`` seconds from now."""
         swarm_step, steps, speed = self.progress()
-        self.last_issued = next_issue(time(), self.last_issued)
+        # The later of two records wins, so none is issued before the last, unless the clock was
+        # ahead when that was issued.
+        now, last = time(), self.last_issued
+        self.last_issued = round(now if is_from_future(last, now) else max(now, last + 0.001), 3)
         info = PeerInfo(
             peer_id=self.identity.peer_id,
             run_id=self.run_id,

@@ -97,7 +97,10 @@ class Asker:
     async def dial_back(self, peer_id: str, targets: Sequence[Target]) -> tuple[bool, ...]:
         """Which of these ports of ours the peer can call. Raises LinkLost, also if the peer
         refuses, ProtocolViolation."""
-        request = pb.DialBack(peer_id=peer_id, targets=[each.to_message() for each in targets])
+        ports = [
+            pb.Target(kind=t.kind.value, port=t.port, certificate=t.certificate) for t in targets
+        ]
+        request = pb.DialBack(peer_id=peer_id, targets=ports)
         probed = await self._ask(pb.Probe(dial_back=request), "dialed_back", DIAL_BACK_DEADLINE)
         reached = tuple(probed.dialed_back.reached)
         if len(reached) != len(targets):

@@ -87,7 +87,9 @@ class StateSnapshot:
 
     def manifest(self, digests: list[bytes]) -> pb.Manifest:
         """Its manifest; ``digests`` are those of its pieces."""
-        return self.form.manifest(
+        return pb.Manifest(
+            run_id=bytes.fromhex(self.form.run_id),
+            plan=bytes.fromhex(self.form.plan),
             swarm_step=self.swarm_step,
             moments=self._moments,
             versions=self._versions,

@@ -13,7 +13,7 @@ from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.base import Gathering
 from lowcomm_protocol.exchange.events import Called, Effect, PeerEvent
 from lowcomm_protocol.exchange.kinds import ExchangeKind, kind_named
-from lowcomm_protocol.matching import Offer, keeps_momentum, must_realign, steps_ahead
+from lowcomm_protocol.matching import Offer, keeps_momentum, must_realign
 
 KEPT = 4
 """Outer steps of a fragment that a member keeps for others, at most."""
@@ -269,7 +269,7 @@ class Underway:
     ) -> None:
         """Take in who the members are; what each of them brings is known, too. ``is_whole``:
         whether the swarm is no larger than a group."""
-        others = self.machine.offers(members)
+        ours, others = self.offer, self.machine.offers(members)
         self.members = members
         self.id = exchange_id(members, [self.offer, *others.values()])
         # Everybody sees in the offers where slow weights should be equal and are not: some member
@@ -278,7 +278,12 @@ class Underway:
         self.lacking = lacking(offers, is_whole=is_whole)
         self.realign = self.lacking is None and must_realign(self.offer, others.values())
         self.keep_momentum = self.realign and keeps_momentum(self.offer, others.values())
-        self.ahead = steps_ahead(self.offer, others.values(), interval)
+        # By their claims. A merge that only one of both has taken counts as half an interval, since
+        # slow weights moved.
+        self.ahead = max(
+            other.steps - ours.steps + abs(other.version - ours.version) * interval // 2
+            for other in others.values()
+        )
 
 
 def exchange_id(members: Sequence[str], offers: Sequence[Offer]) -> str:

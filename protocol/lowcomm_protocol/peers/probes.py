@@ -48,10 +48,6 @@ class Target:
     certificate: bytes = b""
     """SHA-256 of the expected certificate; for ``DIRECT`` only."""
 
-    def to_message(self) -> pb.Target:
-        """Encode the target."""
-        return pb.Target(kind=self.kind.value, port=self.port, certificate=self.certificate)
-
 
 @dataclass(frozen=True)
 class Seen:

@@ -137,15 +137,6 @@ class Caller:
     """When it was made, by the caller's clock; Unix time, seconds."""
 
 
-def next_issue(now: float, last: float) -> float:
-    """The time of issue of a peer's next record, in whole milliseconds; ``last``: of its last.
-
-    The later of two records wins, so none is issued before the last, unless the clock was ahead
-    when that was issued.
-    """
-    return round(now if is_from_future(last, now) else max(now, last + 0.001), 3)
-
-
 def is_from_future(issued: float, now: float) -> bool:
     """Whether a record was issued too far ahead of Unix time ``now``."""
     return issued > now + MAX_CLOCK_SKEW

@@ -16,14 +16,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema
-from pydantic_core.core_schema import no_info_after_validator_function
 
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import public_key_of
@@ -121,11 +118,6 @@ class OneOf:
             raise ValueError(self.table.unknown(name))
         return name
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return no_info_after_validator_function(self, handler(source))
-
 
 class Settings(BaseModel):
     """A section: unknown keys are refused, and no value is converted."""
@@ -168,7 +160,7 @@ class RunSettings(Settings):
 class ModelSettings(Settings):
     """``[model]``: settings of all kinds of model; the family of ``kind`` adds its own."""
 
-    kind: Annotated[str, OneOf(MODELS)] = "transformer"
+    kind: Annotated[str, AfterValidator(OneOf(MODELS))] = "transformer"
     vocab: Annotated[int, Field(ge=2, le=1_000_000)] = 256
     context: Annotated[int, Field(ge=8, le=1_048_576)] = 64
 
@@ -305,7 +297,7 @@ RARELY = 32
 class SyncSettings(Settings):
     """``[sync]``: when, with how many, and how fragments are exchanged; a method presets it."""
 
-    method: Annotated[str, OneOf(PRESETS)] = "lowcomm"
+    method: Annotated[str, AfterValidator(OneOf(PRESETS))] = "lowcomm"
     interval: Annotated[int, Field(ge=1, le=1_000_000)]
     """H: swarm steps between two syncs of one fragment."""
     fragments: Annotated[int, Field(ge=1, le=4096)]
@@ -315,21 +307,21 @@ class SyncSettings(Settings):
     overlap: Annotated[int, Field(ge=0, le=1_000_000)]
     """tau: inner steps between capture and merge, at least; an exchange that takes longer merges
     when it is done."""
-    codec: Annotated[str, OneOf(CODECS, RETIRED_CODECS)]
+    codec: Annotated[str, AfterValidator(OneOf(CODECS, RETIRED_CODECS))]
     error_feedback: bool = False
     """What coding loses of one exchange is added to the next."""
     mean: Mean = "clip"
     """How a group of three or more averages: see robust.py."""
     group: Annotated[int, Field(ge=1, le=MAX_GROUP)]
     """How many peers meet in one exchange, at most: 1 never communicates, 2 are pairs."""
-    pairing: Annotated[str, OneOf(PAIRINGS)] = "hypercube"
+    pairing: Annotated[str, AfterValidator(OneOf(PAIRINGS))] = "hypercube"
     """Whom a peer meets where ``group = 2``: across a hypercube, or in pairs drawn anew each
     time."""
     slice_rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Where a swarm has more peers than a group holds: rounds for which the same peers meet."""
     min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
     """Own inner steps since a fragment's last contribution before another exchange of it."""
-    outer: Annotated[str, OneOf(OUTER_RULES)]
+    outer: Annotated[str, AfterValidator(OneOf(OUTER_RULES))]
     outer_lr: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)]
     momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
     memory: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.0
