@@ -45,7 +45,7 @@ from lowcomm_node.net.stream import CalleeStream
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.state import name_of, read_manifest
+from lowcomm_protocol.state import read_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -276,7 +276,7 @@ def opened(form=SMALL, pieces: list[bytes] | None = None, **changes: object) -> 
         else:
             setattr(told, name, value)
     data = told.SerializeToString()
-    begins = pb.Opened(name=name_of(data), size=len(data))
+    begins = pb.Opened(name=sha256(data).digest(), size=len(data))
     return [reply(opened=begins), reply(chunk=pb.Chunk(data=data))]
 
 
