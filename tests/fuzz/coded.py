@@ -96,7 +96,7 @@ def _shards(name: str) -> Made:
         except PlanError:
             return
         assert bounds[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(bounds))
-        one = shard_coder(name, bounds[-1][1])
+        one = shard_coder(name, bounds[-1][1]).codec
         for start, stop in bounds:
             out = np.empty(stop - start, dtype=np.float32)
             try:
@@ -125,7 +125,7 @@ def _missed() -> Made:
 
     one, means = shard_coder("q2", NUMEL), []
     for shard, (start, stop) in enumerate(shard_bounds(NUMEL, 3)):
-        out = bytearray(one.coded_size(stop - start))
+        out = bytearray(one.codec.coded_size(stop - start))
         one.reduce(vector(numel=stop - start), start, memoryview(out))
         means.append((shard, bytes(out)))
     seeds = [PastStep(3, means[:count]).pack() for count in (1, 3)]
