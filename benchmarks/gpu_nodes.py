@@ -43,8 +43,7 @@ def main() -> int:
     told: dict[str, Any] = {"machine": kit.loaded_machine(), "device": arguments.device}
     for method in ("lowcomm", "local"):
         told[method] = measure(method, arguments.device, arguments.small, arguments.seconds)
-        for found in told[method]:
-            print(f"{method}: {found}", flush=True)
+        print(method, *told[method], sep="\n", flush=True)
     kit.write(arguments.out, told)
     return int(not all(found["exchanges"] for found in told["lowcomm"]))
 

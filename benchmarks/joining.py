@@ -1,19 +1,17 @@
 """How long a node takes from its start to its first step in a swarm that trains, and where it goes.
 
-    python benchmarks/joining.py [--nodes 3] [--joins 3] [--load 0]
+    python benchmarks/joining.py [--nodes 3] [--joins 3]
 
 ``--nodes`` nodes train the demo's model on this machine, as the demo starts them, and others join
-them, each with a home of its own, one after the other; each leaves again. ``--load`` processes
-that only compute run beside them. Printed are seconds in each phase and in what a node says that it
-waits for, medians of the joins. CPU seconds are those of daemon, p2pd and trainer together, from
-the start to the first step: on a busy machine they say more than seconds.
+them, each with a home of its own, one after the other; each leaves again. Printed are seconds in
+each phase and in what a node says that it waits for, medians of the joins. CPU seconds are those of
+daemon, p2pd and trainer together, from the start to the first step: on a busy machine they say more
+than seconds.
 
 Writes benchmarks/results/joining.json after each join.
 """
 
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +30,6 @@ LOOK = 0.05
 """Seconds between two looks at what it does."""
 PATIENCE = 900.0
 """Seconds for anything to happen, on a machine that has more to do."""
-BUSY = "while True: pass"
 
 
 class AsInDemo(Node):
@@ -46,10 +43,9 @@ def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--joins", type=int, default=3)
-    parser.add_argument("--load", type=int, default=0, help="processes that compute meanwhile")
     arguments = parser.parse_args()
     print(kit.loaded_machine())
-    name = f"{arguments.nodes} nodes, load {arguments.load}"
+    name = f"{arguments.nodes} nodes"
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
         swarm = Swarm(Path(folder))
         try:
@@ -72,14 +68,8 @@ def measure(swarm: Swarm, arguments: Any) -> Iterator[dict[str, float]]:
     for node in nodes:
         node.until(lambda s: (s["trainer"]["steps"] or 0) > 20, "training", PATIENCE)
     print(f"{len(nodes)} nodes train", flush=True)
-    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(arguments.load)]
-    try:
-        for k in range(arguments.joins):
-            yield join(swarm, f"joiner{k}")
-    finally:
-        for one in busy:
-            one.kill()
-            one.wait()
+    for k in range(arguments.joins):
+        yield join(swarm, f"joiner{k}")
 
 
 def start(swarm: Swarm, name: str) -> Node:

@@ -100,12 +100,12 @@ def predict(mbit: float, arguments: Any) -> dict[str, float]:
     line = Line(up=rate, down=rate, latency=4 * slow_lines.DELAY)
     spec = parse_toml(SPEC.format(method=arguments.method))
     asked = Question(spec=spec, line=line, step_seconds=arguments.step, peers=PEERS)
-    told = choice_of(asked)
+    plan = choice_of(asked)
     return {
-        "interval": told.interval,
-        "bytes": told.exchange.contents,
-        "line": told.exchange.line_seconds,
-        "merged": told.exchange.seconds,
+        "interval": plan.interval,
+        "bytes": plan.exchange.contents,
+        "line": plan.exchange.line_seconds,
+        "merged": plan.exchange.seconds,
     }
 
 
@@ -131,7 +131,6 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
         after = [carried(home) for home in homes[:PEERS]]
         lasted, last = time() - began, [slow_lines.steps_of(node) for node in nodes]
         rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
-        told = [node.status()["interval"] for node in nodes]
     steps = sum(b - a for a, b in zip(first, last, strict=True))
     wire = sum(
         max(now - was for was, now in zip(*ways, strict=True))
@@ -143,7 +142,6 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
     )
     return {
         "reasons": dict(reasons),
-        "told": told,
         "interval": steps * fragments / len(done),
         "bytes": mean(one["bytes_sent"] for one in done),
         "line": 8 * wire / len(done) / (mbit * 1e6),
@@ -174,8 +172,6 @@ def show(name: str, found: dict[str, Any]) -> int:
         f"{name}: {measured['exchanges']} exchanges applied, {measured['others']} not; steps of "
         f"{measured['step']:.2f} s, load {measured['load']:.1f}"
     )
-    for interval in measured["told"]:
-        print(f"    status tells {interval}")
     off = {key: measured[key] / predicted[key] - 1 for key in ROWS}
     for key, words in ROWS.items():
         print(f"  {words:22}{predicted[key]:12.4g}{measured[key]:12.4g}{off[key]:+9.1%}")

@@ -185,7 +185,7 @@ def of_nodes(
     def look() -> list[float]:
         for number, node in enumerate(nodes):
             if (status := node.status()) is not None:  # else it is as it was a moment ago
-                losses[number] = loss_of(status)
+                losses[number] = status["trainer"]["val_loss_last"] or float("nan")
         return losses
 
     watched = watch(homes, look, seconds)
@@ -230,7 +230,8 @@ def figures(
     due = steps * spec.sync.fragments // spec.sync.interval if spec.sync.group > 1 else 0
     carried = int(lasted * rate / 8 / nominal * NODES) if nominal else 0
     done = [one for one in each if one["outcome"] == "applied"]
-    reasons = Counter(reason(one) for one in each if one["outcome"] != "applied")
+    failed = (f"{one['outcome']}: {one['reason']}" for one in each if one not in done)
+    reasons = Counter(map(plain, failed))
     reasons["not begun"] = max(0, due - len(each)) if due else 0
     return {
         "due": due,
@@ -264,22 +265,6 @@ def nominal_bytes(spec: Any) -> float:
 PARAMETERS = 10_820_000
 
 
-NO_PARTNER = {
-    "takes part in an exchange of this fragment already": "busy",
-    "holds as many contributions as it can": "full",
-    "has merged this fragment a few steps ago": "too soon",
-}
-"""Short words for why a peer did not take part."""
-
-
-def reason(one: dict[str, Any]) -> str:
-    """Why an exchange was not applied, without the names and numbers that differ each time."""
-    if one["outcome"] == "no-partner" and one["left_out"]:
-        each = Counter(NO_PARTNER.get(why, plain(why)) for why in one["left_out"].values())
-        return "no partner: " + ", ".join(f"{count} {why}" for why, count in sorted(each.items()))
-    return f"{one['outcome']}: {plain(one['reason'])}"
-
-
 def plain(text: str) -> str:
     """A reason without names and numbers."""
     return re.sub(r"\d+(\.\d+)?", "N", re.sub(r"\b[0-9A-Za-z]{6} had", "P had", text))[:150]
@@ -288,11 +273,6 @@ def plain(text: str) -> str:
 def steps_of(node: Resident) -> int:
     """Inner steps that it has taken."""
     return node.status()["trainer"]["steps"]
-
-
-def loss_of(status: dict[str, Any]) -> float:
-    """Its last loss on held-out text."""
-    return status["trainer"]["val_loss_last"] or float("nan")
 
 
 if __name__ == "__main__":
