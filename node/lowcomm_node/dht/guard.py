@@ -338,7 +338,7 @@ class BoundedStorage(DHTLocalStorage):
         return [(key, name) for name in strangers if name != subkey][:1]
 
     def _newest_key(self, key: DHTID) -> list[tuple[DHTID, Any]]:
-        """All records under the newest other key where no peer has answered."""
+        """Records under the newest other key that has none of a peer that answered us."""
         for other, entries in reversed(self._kept.items()):
             if other != key and not any(map(self._comes_first, entries.values())):
                 return [(other, name) for name in entries]

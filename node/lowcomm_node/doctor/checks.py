@@ -35,7 +35,7 @@ Check = Callable[[Observations], Finding | None]
 NOT_CALLED = "not called yet"
 PROXIES = {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy"}
 CLOCK_WARNING = 1.0
-"""Seconds."""
+"""Seconds of clock error from which the doctor warns."""
 LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8
 LITTLE_MEMORY, TOO_LITTLE_MEMORY = 1e9, 256e6
 LITTLE_GPU = 1e9

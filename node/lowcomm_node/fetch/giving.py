@@ -64,7 +64,7 @@ class GivingTurn:
         raise RetryLater(self._reason)
 
     def end(self, reason: str) -> None:
-        """Have its stream end."""
+        """End the stream of this turn, for a reason."""
         self._reason = reason
         self._over.set()
 
@@ -158,7 +158,7 @@ class TurnQueue:
         self._moved = asyncio.Event()
 
     def _order(self) -> list[GivingTurn]:
-        """The waiting turns, in the order in which they will be served."""
+        """Waiting turns in the order of service."""
         served = [turn.place for turn in self._turns if turn.began is not None]
         held = Counter(prefix for place in served for prefix in prefixes_of(place))
         loads: dict[GivingTurn, float] = {}

@@ -94,7 +94,7 @@ class HuggingFaceForm:
     config: dict[str, Any]
     """``config.json`` without the dtype and the tokens that begin and end a text."""
     names: Mapping[str, str]
-    """Names of its tensors by ours; each is the same tensor."""
+    """Names of tensors in the folder, by our names."""
     base: str = "model"
     """``base_model_prefix``: a folder may name tensors without it."""
     ignored: tuple[str, ...] = ()

@@ -96,7 +96,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _within(value: object, vocab: int) -> tuple[int, ...]:
-    """The tokens that a value names, if all are the model's; none otherwise."""
+    """Tokens that a value names, or none if one is outside the vocabulary."""
     numbers = cast("list[object]", value) if isinstance(value, list) else [value]
     if all(type(one) is int and 0 <= one < vocab for one in numbers):
         return tuple(cast("list[int]", numbers))

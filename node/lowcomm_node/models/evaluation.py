@@ -24,7 +24,7 @@ from lowcomm_protocol.spec.sections import DataSettings
 EVALUATION_TOKENS = 32_768
 EVALUATION_SECONDS = 15.0
 BEGINNING = 1024
-"""Tokens of a longer window that are tried first; then twice as many, until it is whole."""
+"""Tokens tried first of a longer window; their number doubles until the window is whole."""
 _BATCH_TOKENS = 8_192
 STORY_PROMPT, STORY_TEMPERATURE = "Once upon a time", 0.5
 PYTHON_PROMPT, PYTHON_TEMPERATURE = "def ", 0.8

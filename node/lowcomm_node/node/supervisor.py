@@ -140,7 +140,7 @@ class TrainerPace:
     def __init__(self, now: float, least: float = LEAST) -> None:
         self._least = least
         self._awake = 0.0
-        """Seconds in which we were awake and it could run, up to the last tick."""
+        """Seconds in which the machine was awake and the trainer could run, up to the last tick."""
         self._ticked, self._waited = now, 0.0
         self._since: float | None = None
         """Start of its silence, by ``_awake``; None while nothing is due from it."""

@@ -157,7 +157,7 @@ class Swarm:
         return (f"sybils-{int(number) // 30}",) if kind == "sybil" else (peer,)
 
     def connected(self, peer: SimulatedPeer) -> set[str]:
-        """Whom the DHT has connected a peer to: honest peers before and after it."""
+        """Peers that the DHT connects a peer to: its neighbours in the list of honest peers."""
         place = self.peers.index(peer)
         return {self.peers[(place + step) % len(self.peers)].name for step in (-1, 1)}
 

@@ -130,7 +130,7 @@ class TrainerStatus(Progress):
     memory: NodeMemory | None = None
     """Of trainer and daemon together."""
     priority: Priority | None = None
-    """How it makes way for other programs of the machine."""
+    """Mechanism by which training yields to other programs."""
     accelerator: Accelerator | None = None
 
 
@@ -306,7 +306,7 @@ class Hours:
     """When a node may train."""
 
     schedule: str | None
-    """As its owner wrote it; null for always."""
+    """Schedule as the owner wrote it; null: always."""
 
 
 @dataclass(frozen=True, kw_only=True)

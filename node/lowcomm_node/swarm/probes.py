@@ -169,7 +169,7 @@ class Prober:
         await self._streams.serve_streams(PROTOCOL, self._take)
 
     async def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._closed = True
         await self._tasks.cancel()
 

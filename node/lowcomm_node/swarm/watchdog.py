@@ -106,9 +106,8 @@ class EntryPointSilent(Event, name="door.closed"):
     """An entry point that the owner named does not answer."""
 
     peer_id: str
-    """Its peer id."""
     address: str | None
-    """Its multiaddress."""
+    """Multiaddress of the entry point."""
     reason: str
     """Why it does not answer."""
 

@@ -100,7 +100,7 @@ class NodeMemory:
     taken: int
     """Now."""
     most: int
-    """The most since the trainer started, of one look a second."""
+    """Peak since the trainer started, sampled once a second."""
 
 
 def memory_of_machine() -> tuple[int, int]:

@@ -36,7 +36,7 @@ PAIR_VECTORS, GROUP_VECTORS, UNCODED_VECTORS = 3, 4, 1
 """Vectors of each fragment under way (capture.py): weights, our contribution, a received one; in
 groups the mean, too. Some coders hold our contribution before coding, or what coding lost."""
 PASSING_VECTORS = 1
-"""Vectors of the one fragment that is coded or averaged now."""
+"""Vectors of the single fragment that is being coded or averaged."""
 AT_ONCE, FEWEST = 128 * MIB, 2
 """Fragments under way at once: as many as have this many bytes, counting one vector of each, and at
 least one that is due here and one that is due elsewhere."""

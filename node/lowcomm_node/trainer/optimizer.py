@@ -200,9 +200,9 @@ class InnerOptimizer:
             weight.grad = None
 
     def moments(self, copied: bool = True) -> dict[str, Tensor]:
-        """In host memory, as ``WEIGHT.MOMENT``; empty before the first step.
+        """Moments in host memory, by ``WEIGHT.MOMENT``; empty before the first step.
 
-        Not ``copied``, they change with the next step.
+        Without ``copied`` the next step changes them.
         """
         return {
             f"{name}.{key}": value.detach().to("cpu", copy=copied)

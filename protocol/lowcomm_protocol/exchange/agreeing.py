@@ -36,8 +36,8 @@ from lowcomm_protocol.matching import Refusal
 
 
 class GroupState(StrEnum):
-    """What one member has sent us so far, always in this order, besides the states of every
-    kind."""
+    """States of a member of a group, in the order of its messages; states of every kind come
+    beside."""
 
     LINKED = "linked"  # accepted
     ROLLED = "rolled"  # their roll has come

@@ -134,8 +134,7 @@ class Budget:
                 recent.add(value, now)
 
     def came(self, line: float | None, now: float) -> None:
-        """Learn how fast the line is from the first content that has come, so that other exchanges
-        need not wait for the end of its own."""
+        """Estimate the rate of the line from the first content, before its exchange has ended."""
         if line is not None and self.lines.usual(now) is None:
             self.lines.add(line, now)
 

@@ -504,7 +504,7 @@ class Reduce(Effect):
 
 
 class RanLate(Effect):
-    """The deadline of an exchange passes now, and it is not over."""
+    """An exchange has reached its deadline unfinished."""
 
 
 class Stumbled(Effect):

@@ -31,7 +31,7 @@ class Position:
         self._slow_digests: list[bytes] = []
         self._momentum_digests: list[bytes] = []
         self._previous: list[tuple[bytes, ...]] = []
-        """Marks of what we held before each of the last outer steps, by fragment."""
+        """State marks before each of the last outer steps, by fragment."""
         self._failed_to_take_over: Counter[int] = Counter()
 
     def take_over(self, ready: TrainerReady) -> None:
@@ -217,7 +217,7 @@ class Drift:
             self.left_out_by.add(peer)
 
     def restart(self) -> None:
-        """The state is another one now."""
+        """Forget the past of a state that was replaced."""
         self.left_out_by.clear()
         self.stranded, self._endured_until = False, 0
 

@@ -79,7 +79,7 @@ class Admission:
         self._uses: dict[bytes, dict[str, Claim]] = {}
         """By the key of the invite: the claims that count, by peer id."""
         self._came_by: dict[str, Claim] = {}
-        """Each peer's last shown claim that counts."""
+        """The valid claim that each peer has shown last."""
         self._told = 0
 
     def check(self, peer_id: str, claim: bytes, now: float) -> None:

@@ -118,7 +118,7 @@ class Architecture:
         return {name: key for name, key in sizes.items() if name} | dict(self.more)
 
     def filled(self, given: Values) -> dict[str, Value]:
-        """All keys, those that are not given by their defaults."""
+        """All keys; those not given have their defaults."""
         values = {name: given.get(name, key.default) for name, key in self.keys.items()}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -151,7 +151,7 @@ class Architecture:
         return counts
 
     def others(self, given: Values, vocab: int, context: int) -> int:
-        """Values of all parameters that are no matrix of a layer."""
+        """Number of parameters outside the matrices of layers."""
         size, values = self.sizes(given), self.filled(given)
 
         def has(flag: Flag) -> bool:
