@@ -168,18 +168,13 @@ def peers(here: Here, order: Annotated[Order | None, typer.Option("--sort")] = N
 def rounds(
     here: Here,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
-    story: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
 ) -> None:
     """List the last exchanges, the newest last.
 
     Args:
         limit: How many, at most.
-        story: Instead, tell in JSON how the N-th last exchange went, for a report.
     """
     with here.node() as client:
-        if story is not None:
-            print(json.dumps(client.story(story)))
-            return
         ended = client.rounds(limit)
     here.show(ended, rounds_table(ended, _width()) if ended else "no exchange yet")
 

@@ -76,13 +76,6 @@ class Controls:
         path = self._node.settings.paths.journal(run.fingerprint)
         return await asyncio.to_thread(lambda: read(Journal(path)) if path.exists() else [])
 
-    def story(self, last: int) -> dict[str, Any]:
-        """How the ``last``-th exchange from the end went. Raises NodeError."""
-        exchanger = self._node.exchanger
-        if exchanger is None:
-            raise NodeError("The node does not exchange yet: try again when it trains.")
-        return exchanger.history.story(last)
-
     def messages(self) -> Mapping[str, Mapping[str, Explanation]]:
         """The meaning and the remedy of each code."""
         return CATALOGUE
@@ -97,7 +90,7 @@ class Controls:
         return self.limits()
 
     def schedule(self, hours: str) -> Hours:
-        """Train in other hours, at once and after the next start. Raises ConfigError."""
+        """Change the hours of training, now and for later starts. Raises ConfigError."""
         node, changes = self._node, {"schedule": hours}
         changed = change_settings(node.settings, changes)
         keep_settings(changed.paths.config, changes)

@@ -8,7 +8,6 @@ Nothing is decided here. ``pair_driver.py`` and ``group_driver.py`` carry out wh
 only groups do."""
 
 import asyncio
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -293,8 +292,7 @@ class ExchangeDriver(ABC):
         error = None if task.cancelled() else task.exception()
         if error is not None:  # a defect of ours: it costs this exchange, not the node
             what = {"fragment": self.fragment, "error": repr(error)}
-            story = json.dumps(self.one.story.to_json())
-            log.error("exchange.defect", **what, story=story, exc_info=error)
+            log.error("exchange.defect", **what, exc_info=error)
             why = f"a defect: {error!r}; please report it with the log"
             self.tell(events.GaveUp(reason=why, cause=events.Cause.OWN_FAULT))
 

@@ -7,13 +7,11 @@ from enum import StrEnum
 from itertools import islice
 from statistics import median
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lowcomm_node.errors import NodeError
 from lowcomm_node.system.logs import Event
 from lowcomm_protocol.exchange.budget import Needs
 from lowcomm_protocol.exchange.events import Cause, Outcome
-from lowcomm_protocol.exchange.underway import Story
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 
 if TYPE_CHECKING:
@@ -144,9 +142,6 @@ WE_REFUSED: dict[Refusal, str] = {
 """Why we refused an offer, for our owner; ``REFUSAL_TEXT`` says the same of a peer that refused
 ours."""
 MAX_ROUNDS = 200
-MAX_STORIES = 50
-MAX_STORY_EVENTS = 5000
-"""Of all stories together: at most 8 MB."""
 MAX_PEERS = 1024
 
 
@@ -175,8 +170,6 @@ class History:
     bytes_sent: int = 0
     bytes_received: int = 0
     rounds: deque[ExchangeEnded] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
-    stories: deque[Story] = field(default_factory=deque)
-    """Of the last exchanges."""
     worst_block: dict[int, float] = field(default_factory=dict)
     """Of each fragment at its last merge: how far contributions were apart in the block of 256
     values that was worst."""
@@ -225,25 +218,7 @@ class History:
             moments=driver.moments,
         )
         self.rounds.append(entry)
-        self._keep(driver.one.story)
         return entry
-
-    def _keep(self, story: Story) -> None:
-        self.stories.append(story)
-        events = sum(len(kept.events) for kept in self.stories)
-        while len(self.stories) > MAX_STORIES or events > MAX_STORY_EVENTS:
-            events -= len(self.stories.popleft().events)
-
-    def story(self, last: int) -> dict[str, Any]:
-        """How the ``last``-th exchange from the end went, for ``underway.replay``. Raises
-        NodeError."""
-        kept = len(self.stories)
-        if not 1 <= last <= kept:
-            remedy = (
-                f"choose 1 (the last one) to {kept}" if kept else "wait until an exchange has ended"
-            )
-            raise NodeError(f"There is no story of exchange {last} from the end: {remedy}.")
-        return self.stories[-last].to_json()
 
     def of(self, peer: str) -> PeerHistory:
         """The history of one peer; the one not met for longest is forgotten first."""

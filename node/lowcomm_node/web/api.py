@@ -89,7 +89,6 @@ EXCHANGES = Query(
     list[ExchangeEnded],
     {"limit": (int, 200), "since": (int, 0)},
 )
-STORY = Query("story", "How the n-th last exchange went.", dict[str, Any], {"last": (int, 1)})
 MESSAGES = Query(
     "messages",
     "What each code means, and what to do, by its kind, such as `waits` and `warnings`.",
@@ -164,7 +163,7 @@ GENERATE = Order(
     timeout=600.0,
 )
 QUERIES: list[Query[Any]] = [
-    STATUS, HEALTH, PEERS, ROUNDS, SAMPLES, EXCHANGES, STORY, MESSAGES, LIMITS, CHANGE_LIMITS,
+    STATUS, HEALTH, PEERS, ROUNDS, SAMPLES, EXCHANGES, MESSAGES, LIMITS, CHANGE_LIMITS,
     DOCTOR, PING, GATHER, SCHEDULE, EXPORT, PAUSE, RESUME, FINISH, STOP, GENERATE,
 ]  # fmt: skip
 

@@ -109,7 +109,6 @@ class ControlClient:
     status = partialmethod(ask, api.STATUS)
     peers = partialmethod(ask, api.PEERS)
     rounds = partialmethod(ask, api.ROUNDS)
-    story = partialmethod(ask, api.STORY)
     finish = partialmethod(ask, api.FINISH)
     stop = partialmethod(ask, api.STOP)
     pause = partialmethod(ask, api.PAUSE)

@@ -98,8 +98,3 @@ KINDS = [PAIR, GROUP]
 def kind_of(sync: SyncSettings) -> ExchangeKind | None:
     """The kind of exchange of a run; None where its peers do not exchange."""
     return next((kind for kind in KINDS if kind.fits(sync)), None)
-
-
-def kind_named(name: str) -> ExchangeKind:
-    """A kind by its name. Raises KeyError where there is none."""
-    return {kind.name: kind for kind in KINDS}[name]

@@ -405,7 +405,6 @@ class Peer:
         """Give an event to an exchange. A peer that does what it must not is lost to it."""
         if one.machine.over:
             return
-        one.story.add(self._now - one.began, event)
         try:
             effects = one.machine.handle(event)
         except ProtocolViolation as error:
@@ -428,8 +427,6 @@ class Peer:
             match effect:
                 case events.Dial(peer=peer):
                     one.calling.add(peer)
-                    if peer not in one.story.called:
-                        one.story.called.append(peer)
                 case events.Capture(members=members):
                     self._prepare(one, members)
                 case events.Abandon(peer=peer, reason=reason):

@@ -1,28 +1,24 @@
-"""One exchange under way: its machine, its timers, the outer steps that members lack, and the story
-of its events."""
+"""One exchange under way: its machine, its timers, and the outer steps that members lack."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import itemgetter
-from typing import Any
 
-from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.base import Gathering
-from lowcomm_protocol.exchange.events import Called, Effect, PeerEvent
-from lowcomm_protocol.exchange.kinds import ExchangeKind, kind_named
+from lowcomm_protocol.exchange.events import Called, PeerEvent
+from lowcomm_protocol.exchange.kinds import ExchangeKind
 from lowcomm_protocol.matching import Offer, keeps_momentum, must_realign
 
 KEPT = 4
 """Outer steps of a fragment that a member keeps for others, at most."""
 STATE_MARK_BYTES = 8
 UNKNOWN = bytes(32)
-"""In place of the digest of slow weights where a member has failed to take over what it lacks: as
-nobody knows it, the member is stranded."""
+"""Digest that a member offers after it has failed to take over missed steps. Nobody holds it, so
+the member counts as stranded."""
 TRIES = 2
-"""Exchanges in which a member may fail so before it offers `UNKNOWN`."""
+"""Failed exchanges before a member offers `UNKNOWN`."""
 
 
 def kept(coded: int, whole: int) -> int:
@@ -99,77 +95,6 @@ def state_mark(slow_digest: bytes, momentum_digest: bytes) -> bytes:
     return sha256(slow_digest + momentum_digest).digest()[:STATE_MARK_BYTES]
 
 
-STORY_VERSION = 1
-STORY_EVENTS = 512
-"""Events of an exchange that are remembered; one that goes well takes fewer than a hundred."""
-
-
-def to_json(event: Any) -> Any:
-    """An event, effect or offer as JSON: dataclasses as their name and fields, bytes as hexadecimal
-    digits."""
-    if is_dataclass(event):
-        named = {one.name: to_json(getattr(event, one.name)) for one in fields(event)}
-        return {"is": type(event).__name__} | named
-    if isinstance(event, bytes):
-        return {"hex": event.hex()}
-    if isinstance(event, tuple | list):
-        return [to_json(one) for one in event]  # pyright: ignore[reportUnknownVariableType]
-    return event
-
-
-def from_json(value: Any) -> Any:
-    """An event from what ``to_json`` made of it; codes stay strings, which are equal to theirs."""
-    if isinstance(value, list):
-        return tuple(from_json(one) for one in value)  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(value, dict):
-        return value
-    if "hex" in value:
-        return bytes.fromhex(value["hex"])  # pyright: ignore[reportUnknownArgumentType]
-    values = {name: from_json(one) for name, one in value.items() if name != "is"}  # pyright: ignore[reportUnknownVariableType]
-    return (Offer if value["is"] == "Offer" else getattr(events, value["is"]))(**values)  # pyright: ignore[reportUnknownArgumentType]
-
-
-@dataclass
-class Story:
-    """How an exchange began, and the events of its machine."""
-
-    kind: str
-    me: str
-    group: int
-    expected: tuple[str, ...]
-    """Peers that had called before it began."""
-    called: list[str] = field(default_factory=list[str])
-    """Peers that it called, in this order."""
-    events: list[tuple[float, PeerEvent]] = field(default_factory=list[tuple[float, PeerEvent]])
-    """With the seconds since it began."""
-
-    def add(self, seconds: float, event: PeerEvent) -> None:
-        """Remember an event, unless there are `STORY_EVENTS`."""
-        if len(self.events) < STORY_EVENTS:
-            self.events.append((seconds, event))
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it."""
-        timed = [[round(seconds, 6), to_json(event)] for seconds, event in self.events]
-        return {"version": STORY_VERSION} | vars(self) | {"events": timed}
-
-
-def replay(story: dict[str, Any]) -> list[tuple[float, list[Effect]]]:
-    """What a machine decides on the same events: seconds and effects of each, those of its start
-    first."""
-    kind = kind_named(story["kind"])
-    machine = kind.machine(story["me"], story["called"], story["group"])
-    for peer in story["expected"]:
-        machine.expect(peer)
-    effects = [(0.0, machine.start())] if not story["expected"] or kind.all_call else []
-    for seconds, event in story["events"]:
-        try:
-            effects.append((seconds, machine.handle(from_json(event))))
-        except ProtocolViolation:
-            effects.append((seconds, []))
-    return effects
-
-
 @dataclass
 class Underway:
     """One exchange of this peer."""
@@ -223,13 +148,8 @@ class Underway:
     """Since when it has kept one of our own waiting; None if it does not."""
     timers: list[tuple[float, PeerEvent]] = field(default_factory=list[tuple[float, PeerEvent]])
     """Events of its machine at their times, the next one first."""
-    story: Story = field(init=False)
     _struck: Counter[type] = field(default_factory=Counter[type])
     """Timers that have passed, by kind of event."""
-
-    def __post_init__(self) -> None:
-        expected = (self.call.peer,) if self.call else ()
-        self.story = Story(self.kind.name, self.machine.me, self.machine.group, expected)
 
     @property
     def fragment(self) -> int:

@@ -197,7 +197,6 @@ def test_the_traceback_is_shown_on_request_and_the_exit_code_stays(flag: str, cl
         "pause 30m",
         "resume",
         "rounds --limit 3 --json",
-        "rounds --story 1",
     ],
 )
 def test_commands_that_need_the_node_say_how_to_start_it(command: str, cli: Cli) -> None:
@@ -207,7 +206,7 @@ def test_commands_that_need_the_node_say_how_to_start_it(command: str, cli: Cli)
 
 
 @pytest.mark.parametrize(
-    "command", ["sttus", "status --hoem x", "rounds --story 0", "demo --nodes 0", "wait --step"]
+    "command", ["sttus", "status --hoem x", "rounds --limit 0", "demo --nodes 0", "wait --step"]
 )
 def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: Cli) -> None:
     assert cli(*command.split()).code == 2

@@ -22,7 +22,7 @@ from helpers.statuses import make_exchange, make_peer, make_status
 from helpers.waiting import until, until_async
 from lowcomm_node.cli.common import Here
 from lowcomm_node.cli.running import web
-from lowcomm_node.errors import NodeError, NoPeers, NotRunning, Unhealthy
+from lowcomm_node.errors import NoPeers, NotRunning, Unhealthy
 from lowcomm_node.status.events import Board, Notice, PhaseEntered, Warned
 from lowcomm_node.status.figures import Sample, sample
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
@@ -64,11 +64,6 @@ class StandIn:
 
     async def samples(self, since: int, most: int) -> list[Sample]:
         return [sample(float(since), STATUS)][:most]
-
-    def story(self, last: int) -> dict[str, Any]:
-        if last > 2:
-            raise NodeError("There is no such story: choose 1 to 2.")
-        return {"kind": "pair", "told": [[0.5, last]]}
 
     def limits(self) -> Limits:
         return Limits(max_peers=64)
@@ -185,9 +180,6 @@ def test_what_the_node_tells_arrives_unchanged(node: StandIn, tmp_path: Path) ->
         assert client.status() == STATUS
         assert client.peers() == [PEER]
         assert client.rounds(3) == [make_exchange(round=number) for number in range(3)]
-        assert client.story(2) == {"kind": "pair", "told": [[0.5, 2]]}
-        with pytest.raises(NodeError, match="choose 1 to 2"):
-            client.story(3)
         assert client.generate("def ", 7, 0.25, 9) == "DEF "
     assert node.calls == [("def ", 7, 0.25, 9)]
 
