@@ -1,4 +1,4 @@
-"""The calls of the control API: one table that server, client and OpenAPI document read.
+"""The calls of the control API: one table that server and client read.
 
 A call ``name`` is the route ``/api/v1/name``. The server answers it by the method of that name of
 ``node.controls``, or by the method that ``by`` names.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Generic, Optional, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from lowcomm_node.catalogue import Explanation
 from lowcomm_node.fetch.records import Gathered
@@ -166,40 +166,3 @@ QUERIES: list[Query[Any]] = [
     STATUS, HEALTH, PEERS, ROUNDS, SAMPLES, EXCHANGES, MESSAGES, LIMITS, CHANGE_LIMITS,
     DOCTOR, PING, GATHER, SCHEDULE, EXPORT, PAUSE, RESUME, FINISH, STOP, GENERATE,
 ]  # fmt: skip
-
-
-def describe(release: str) -> dict[str, Any]:
-    """Make the OpenAPI 3.1 document of all calls."""
-    kinds = [(number, TypeAdapter(query.answer)) for number, query in enumerate(QUERIES)]
-    schemas, common = TypeAdapter.json_schemas(
-        [(number, "serialization", kind) for number, kind in kinds],
-        ref_template="#/components/schemas/{model}",
-    )
-    paths: dict[str, Any] = {}
-    for number, query in enumerate(QUERIES):
-        answer = {"schema": schemas[number, "serialization"]}
-        operation: dict[str, Any] = {
-            "summary": query.text,
-            "responses": {
-                "200": {"description": "Done.", "content": {"application/json": answer}},
-                "400": {"description": "Refused; `error` has the reason."},
-                "401": {"description": "The token is missing or wrong."},
-            },
-        }
-        schema = query.model.model_json_schema()
-        if query.method == "POST":
-            operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
-        else:
-            operation["parameters"] = [
-                {"name": name, "in": "query", "schema": one}
-                for name, one in schema.get("properties", {}).items()
-            ]
-        paths.setdefault(f"{ROOT}/{query.name}", {})[query.method.lower()] = operation
-    token = {"type": "http", "scheme": "bearer"}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "lowcomm-node", "version": release},
-        "paths": paths,
-        "components": {"schemas": common.get("$defs", {}), "securitySchemes": {"token": token}},
-        "security": [{"token": []}],
-    }

@@ -1,7 +1,7 @@
 """The server of the control API: HTTP on loopback, with a token from a file of the owner.
 
-GET  /                       the page; /api/v1/openapi.json describes the calls of api.py
-All below is under /api/v1, beside those calls:
+GET  /                       the page
+All below is under /api/v1, beside the calls of api.py:
 
 GET  /metrics                for Prometheus, as `--metrics` serves them without a token
 GET  /events                 one JSON object a line, as things happen; as server-sent events with
@@ -33,9 +33,8 @@ from lowcomm_node.status.figures import answer_metrics
 from lowcomm_node.status.model import PeerStatus, Status, to_json
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.system.release import release
 from lowcomm_node.web.access import Access, OwnRequests
-from lowcomm_node.web.api import CHANGE_LIMITS, QUERIES, ROOT, Query, describe
+from lowcomm_node.web.api import CHANGE_LIMITS, QUERIES, ROOT, Query
 from lowcomm_node.web.http import Listening, bind, bind_own
 from lowcomm_node.web.page import PAGE
 from lowcomm_node.web.viewers import MAX_VIEWERS, Viewers
@@ -113,7 +112,6 @@ class ControlServer:
     def _app(self) -> Starlette:
         calls: list[tuple[str, str, Handler]] = [
             ("events", "GET", self._events),
-            ("openapi.json", "GET", lambda request: JSONResponse(describe(release()))),
             ("metrics", "GET", lambda request: answer_metrics(self._node.status())),
             ("link", "POST", lambda request: JSONResponse({"key": self._access.issue_link()})),
             *((query.name, query.method, self._answer(query)) for query in QUERIES),
