@@ -26,6 +26,13 @@ Parts = dict[str, dict[str, Tensor]]
 _Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 
 
+class _Progress(BaseModel):
+    version: _Count
+    merged_steps: _Count
+    merged_tokens: _Count
+    synced: Annotated[int, Field(strict=True, ge=-1, lt=1 << 53)]
+
+
 class _Counters(BaseModel):
     """The numbers of a checkpoint."""
 
@@ -33,7 +40,7 @@ class _Counters(BaseModel):
     steps: _Count
     tokens: _Count
     skipped: _Count = 0  # 0.1 counted none
-    progress: list[FragmentProgress]
+    progress: list[_Progress]
 
 
 def is_copied(replica: Replica) -> bool:
@@ -109,7 +116,8 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     if isinstance(usual, list) and len(usual) == len(replica.history):
         for history, norm in zip(replica.history, usual, strict=True):
             history.usual = UsualNorm(norm if isinstance(norm, float) and 0 <= norm < 1e6 else 0.0)
-    interval, progress = replica.spec.sync.interval, counters.progress
+    interval = replica.spec.sync.interval
+    progress = [FragmentProgress(**vars(one)) for one in counters.progress]
     plain = SyncSchedule(interval, progress)
     # 0.1 wrote 0 for a fragment that was not due yet: none has synced later than now.
     rounds = [plain.round_of(p, replica.clock.step) for p in range(len(progress))]
