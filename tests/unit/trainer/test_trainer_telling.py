@@ -57,11 +57,8 @@ def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_a
         assert told[0].tokens == told[1].tokens == 2 * context
         text = one.replica.dataset.train.tokens
         assert told[1].epochs == pytest.approx(one.replica.tokens / text, abs=0.01)
-        assert (
-            one.ask(messages.Evaluate()).loss
-            == one.events(messages.Evaluated)[-1].loss
-            == pytest.approx(told[1].loss)
-        )
+        one.ask(messages.Evaluate())
+        assert one.events(messages.Evaluated)[-1].loss == pytest.approx(told[1].loss)
         one.replica.clock.step = one.replica.spec.run.steps - 2
         one.steps(2)
         assert one.replica.steps == 6 and one.events(messages.Evaluated)[-1].steps == 4, (
@@ -69,10 +66,8 @@ def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_a
         )
         with torch.no_grad():
             one.replica.weights["norm.weight"][0] = math.nan
-        assert (
-            math.isnan(one.ask(messages.Evaluate()).loss)
-            and one.events(messages.Evaluated)[-1].loss is None
-        )
+        one.ask(messages.Evaluate())
+        assert one.events(messages.Evaluated)[-1].loss is None
 
 
 @pytest.mark.parametrize(
