@@ -119,7 +119,7 @@ async def transport(
     try:
         if listen:
             await streams.start()
-            await streams.check_connection()
+            await streams.revive()
         await end.start()
         yield end
     finally:

@@ -90,7 +90,7 @@ class Node(End):
         self._watching = asyncio.create_task(CongestionWatch().run())
         if self.route == "tunnel":
             await self.discovery.start()
-            await self.discovery.check_connection()
+            await self.discovery.revive()
         await self.renew()
         await super().start()
 
