@@ -40,12 +40,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--out", type=Path, default=kit.RESULTS / "gpu_nodes.json")
     arguments = parser.parse_args()
-    told: dict[str, Any] = {"machine": kit.loaded_machine(), "device": arguments.device}
+    results: dict[str, Any] = {"machine": kit.loaded_machine(), "device": arguments.device}
     for method in ("lowcomm", "local"):
-        told[method] = measure(method, arguments.device, arguments.small, arguments.seconds)
-        print(method, *told[method], sep="\n", flush=True)
-    kit.write(arguments.out, told)
-    return int(not all(found["exchanges"] for found in told["lowcomm"]))
+        results[method] = measure(method, arguments.device, arguments.small, arguments.seconds)
+        print(method, *results[method], sep="\n", flush=True)
+    kit.write(arguments.out, results)
+    return int(not all(found["exchanges"] for found in results["lowcomm"]))
 
 
 def measure(method: str, device: str, small: bool, seconds: float) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ METHODS = ("lowcomm", "noloco", "gossip", "diloco", "streaming-diloco", "local")
 SECONDS = {"2/10": 200.0}
 """How long to measure a line that needs longer than `USUAL_SECONDS`."""
 USUAL_SECONDS, LOOK = 80.0, 10.0
-"""And how long between two looks at held-out text."""
+"""Seconds of other lines; seconds between two looks at held-out text."""
 
 
 class AsUsers(Resident):

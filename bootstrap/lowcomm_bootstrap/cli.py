@@ -23,7 +23,7 @@ app = typer.Typer(
 
 
 PREFIX = "LOWCOMM_BOOTSTRAP_"
-"""Of environment variables of options; several values are separated by spaces."""
+"""Prefix of the environment variables of options; spaces separate several values."""
 
 
 def _option(name: str, text: str, least: int | None = None, most: int | None = None) -> Any:

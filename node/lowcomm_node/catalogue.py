@@ -168,7 +168,7 @@ gave-way: A caller's exchange took longer than usual, and one of our own was due
 late: Something did not come before the deadline.
 too-slow: The exchange would take longer than the owner of one end allows.
     Raise `--exchange-deadline` on the end that the sentence names, or `--max-up` and `--max-down`.
-unusable: What a peer contributed can't be decoded, or is implausible; nothing of it was applied.
+unusable: A contribution can't be decoded, or is implausible; nothing of it was applied.
     Nothing: the peer loses standing, and is left out if it goes on.
 violated: A peer did what the protocol does not allow.
     Nothing: it is held against the peer.
@@ -230,13 +230,13 @@ diverged: Many inner steps in a row gave no finite gradients.
     The node goes one checkpoint back. If it repeats, tell the creator: the learning rate is high.
 not-finite: Weights or moments hold NaN or infinity: they are never saved, sent or loaded.
     The node goes back to a sound checkpoint by itself.
-unusable: What a peer contributed can't be decoded, or is implausible; nothing of it was applied.
+unusable: A contribution can't be decoded, or is implausible; nothing of it was applied.
     Nothing: the peer loses standing, and is left out if it goes on.
 link-lost: A stream to a peer broke off, or can't be opened; it costs one exchange.
     Nothing, where it is rare; `lowcomm-node peers` shows routes, docs/trouble.md mends them.
 gave-up: The peer gave up an exchange, and said why.
     Nothing: the fragment is exchanged with another peer.
-too-slow: What a peer sends would not come before the deadline of the exchange.
+too-slow: A contribution would not come before the deadline of the exchange.
     Raise `--exchange-deadline`, or the limits `--max-up` and `--max-down` of the slower end.
 retry-later: Nothing is wrong, only the moment.
     Repeat the same command later.

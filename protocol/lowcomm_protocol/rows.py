@@ -1,6 +1,6 @@
 """Copy a fragment's rows out of the tensors of a model, and back.
 
-Apart from ``fragments``, so that whoever only counts values needs no torch.
+Apart from ``fragments``, so that counting values needs no torch.
 """
 
 from collections.abc import Iterator, Mapping

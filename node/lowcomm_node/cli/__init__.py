@@ -10,7 +10,8 @@ results     checkpoint, generate, report, track
 machine     doctor, ping, id, paths, config, demo
 """
 
-from lowcomm_node.cli import create, join, machine, members, results, running  # noqa: F401 - their order is that of the help
+# In the order of the help
+from lowcomm_node.cli import create, join, machine, members, results, running  # noqa: F401
 from lowcomm_node.cli.common import app
 from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.system.app import add_version, run_app

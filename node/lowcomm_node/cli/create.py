@@ -61,7 +61,7 @@ def init(
             20 tokens a parameter.
         plan: Take the best method and interval for a line.
         seed: Seed of all randomness of the run.
-        admission: Who may join: open, invite or list.
+        admission: Admission of peers: open, invite or list.
         member: Peer id on the list; may be repeated.
         tokenizer: The tokenizer.json that all peers use; default: bytes, without a file.
         from_: A folder of Hugging Face's with open weights, which the run begins with.

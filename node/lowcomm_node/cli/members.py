@@ -79,7 +79,7 @@ def invite(
         "invite": text, "invite_id": made.invite_id, "run": name, "uses": made.uses,
         "expires": made.expires, "peer_id": peer_id or None,
     }  # fmt: skip
-    several = f"for {made.uses} peers, whoever they are" if made.uses > 1 else "for one peer"
+    several = f"for {made.uses} peers, known or unknown" if made.uses > 1 else "for one peer"
     guests = f"for {peer_id}" if peer_id else several
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))
     here.show(
@@ -87,7 +87,7 @@ def invite(
         f"{text}\n\n"
         f"an invite to {name} {guests}; those who come by it are out on {until}. Send it over a "
         "private channel:\n"
-        "whoever has it can use it. They join with\n"
+        "anybody who has it can use it. They join with\n"
         "  LOWCOMM_INVITE=invite... lowcomm-node join --peers ADDR\n"
         "take it back, and all who came by it, with\n"
         f"  lowcomm-node remove {made.invite_id}",

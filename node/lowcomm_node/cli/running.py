@@ -155,7 +155,7 @@ def peers(here: Here, order: Annotated[Order | None, typer.Option("--sort")] = N
     """List the peers that are alive, and how exchanges with them went.
 
     Args:
-        order: What they are listed by.
+        order: Column that orders the list.
     """
     with here.node() as client:
         alive = client.peers()

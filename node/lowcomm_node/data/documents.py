@@ -79,18 +79,21 @@ def kind_and_path(source: str) -> tuple[str | None, str]:
 
 def is_there(source: str) -> bool:
     """Whether the path, or glob, of a source names anything."""
-    root = _expanded(kind_and_path(source)[1])
-    return root.exists() or next(glob.iglob(str(root), recursive=True), None) is not None  # noqa: PTH207
+    root = expanded(kind_and_path(source)[1])
+    found = glob.iglob(str(root), recursive=True)  # noqa: PTH207
+    return root.exists() or next(found, None) is not None
 
 
 def find_files(path: str) -> list[Path]:
     """Sorted files: the path itself, those in the folder at any depth (not hidden), or a glob's.
     Links are followed; what several lead to is read once. Raises ConfigError."""
-    root = _expanded(path)
+    root = expanded(path)
     if root.is_dir():
         files = _walk(root)
+    elif root.is_file():
+        files = [root]
     else:
-        files = [root] if root.is_file() else map(Path, glob.glob(str(root), recursive=True))  # noqa: PTH207
+        files = map(Path, glob.glob(str(root), recursive=True))  # noqa: PTH207
     once: dict[tuple[int, int], Path] = {}
     for file in sorted(files):
         if file.is_file():
@@ -123,8 +126,10 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _expanded(path: str) -> Path:
-    return Path(os.path.expanduser(path))  # noqa: PTH111, Path's own raises RuntimeError on a user it does not know
+def expanded(path: str) -> Path:
+    """A path with ``~`` replaced by the home of its user, where there is such a user."""
+    # Path.expanduser raises RuntimeError on an unknown user.
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 # Kinds
@@ -133,7 +138,7 @@ def _expanded(path: str) -> Path:
 def choose(path: str, wanted: str | None) -> tuple[str, Sequence[Path]]:
     """The kind of the files at a path, and those that are of it. Of a folder ``wanted`` selects the
     files of that kind; a file or a glob is taken at the owner's word. Raises ConfigError."""
-    files, is_folder = find_files(path), _expanded(path).is_dir()
+    files, is_folder = find_files(path), expanded(path).is_dir()
     if not files or (wanted not in (None, TEXT) and not is_folder):
         return wanted or TEXT, files
     by_kind: dict[str, list[Path]] = {}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowcomm_node.data.documents import expanded
 from lowcomm_node.data.stories import NAME as STORIES
 from lowcomm_node.data.stories import PIECES, words
 from lowcomm_node.data.trial import CHECKED
@@ -178,7 +179,7 @@ def open_tokenizer(name: str, begins: Sequence[int] = (), end: int | None = None
     tokens around each document, if not those of older runs. Raises ConfigError."""
     if name in (BytesTokenizer.name, STORIES):
         return BytesTokenizer() if name == BytesTokenizer.name else StoryTokenizer()
-    path = Path(os.path.expanduser(name))  # noqa: PTH111, Path's own raises RuntimeError on a user it does not know
+    path = expanded(name)
     if not path.is_file():
         raise ConfigError(
             f"tokenizer = {name!r} is neither 'bytes' nor a file: name a tokenizer.json with "

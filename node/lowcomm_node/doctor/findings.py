@@ -111,7 +111,7 @@ class ObservedAddress(NamedTuple):
     """The address from which a helper sees one port of ours come."""
 
     socket: str
-    """Which port of ours: `tcp` or `udp`."""
+    """Our port: `tcp` or `udp`."""
     host: str
     port: int
 

@@ -187,7 +187,7 @@ class VerifiedFile:
     """Device, inode, size and time: they differ if anybody has written to the file since."""
 
     def place(self, index: int) -> tuple[int, int]:
-        """Where a piece begins, and its size; 0: there is no such piece."""
+        """Offset and size of a piece; 0: there is no such piece."""
         start = index * PIECE_BYTES
         return start, max(0, min(PIECE_BYTES, self.size - start))
 

@@ -179,7 +179,7 @@ class Content:
     """Precedes the pieces."""
     path: Path
     place: Callable[[int], tuple[int, int]]
-    """Where a piece begins in the file, and its size; (0, 0): there is no such piece."""
+    """Offset and size of a piece in the file; (0, 0): there is no such piece."""
 
 
 class PieceServer:

@@ -286,7 +286,7 @@ class StateDownload(Download[StateOffer]):
     # Whom to believe
 
     def leave_out(self, offer: StateOffer) -> None:
-        """Stop believing a donor. What it gave is fetched from others."""
+        """Stop believing a donor, and fetch its pieces from others."""
         offer.is_out = True
         offer.path.unlink(missing_ok=True)
         self._drop(lambda index: self._held[index] is offer)

@@ -224,7 +224,8 @@ async def _comes_direct(control: Control, peer_id: str) -> bool:
     """Whether a connection without a relay exists or comes within SETTLE."""
     with suppress(TimeoutError):
         async with asyncio.timeout(SETTLE):
-            while not await _is_direct(control, peer_id):  # noqa: ASYNC110 - p2pd tells nobody of new connections
+            # p2pd announces no new connections.
+            while not await _is_direct(control, peer_id):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_EVERY)
             return True
     return False

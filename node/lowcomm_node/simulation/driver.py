@@ -128,7 +128,7 @@ class PeerDriver(ABC):
             exchange.receive(stream, stream.other(self.name), kind, payload)
 
     def break_off(self) -> None:
-        """End all streams without a word; whoever is connected notices."""
+        """End all streams without a word; connected peers notice."""
         for stream in self.by_stream:
             self.network.break_(stream)
 

@@ -143,7 +143,7 @@ class SimulatedPeer(PeerDriver):
         self.over = True
 
     def die(self) -> None:
-        """End without a word; whoever is connected notices."""
+        """End without a word; connected peers notice."""
         self.training = False
         self.over = True
         self.break_off()

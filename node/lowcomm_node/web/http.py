@@ -155,7 +155,8 @@ class Listening:
             access_log=False,
         )
         self._server = uvicorn.Server(config)
-        self._server.capture_signals = nullcontext  # type: ignore[assignment] - the daemon has its own
+        # The daemon has handlers of its own.
+        self._server.capture_signals = nullcontext  # type: ignore[assignment]
         self._serving = asyncio.create_task(self._server.serve(list(sockets)))
 
     async def close(self) -> None:
