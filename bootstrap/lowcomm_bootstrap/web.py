@@ -77,7 +77,7 @@ class ObservedSwarm:
             if info is not None and info.expires > now and info.phase not in GONE:
                 peers[peer] = info
                 if before is not None:  # a peer that started again counts from 0
-                    more += max(0, info.told.exchanges - before.told.exchanges)
+                    more += max(0, info.report.exchanges - before.report.exchanges)
         self._since = now if self._since is None else self._since
         if more:
             self._exchanges.append((now, more))
@@ -95,9 +95,9 @@ class ObservedSwarm:
         """Figures for people; ``address``: entry point of nodes."""
         spec, peers = self.run.spec, list(self.peers.values())
         training = [peer for peer in peers if peer.phase is Phase.TRAINING]
-        losses = [peer.told.held_out_loss for peer in peers if peer.told.held_out_loss > 0]
-        releases = Counter(peer.told.release or "unknown" for peer in peers)
-        leaders = sorted(peers, key=lambda peer: (-peer.told.tokens, peer.peer_id))[:MOST_SHOWN]
+        losses = [peer.report.held_out_loss for peer in peers if peer.report.held_out_loss > 0]
+        releases = Counter(peer.report.release or "unknown" for peer in peers)
+        leaders = sorted(peers, key=lambda peer: (-peer.report.tokens, peer.peer_id))[:MOST_SHOWN]
         model = spec.model.model_dump()
         name = f"{spec.run.name}@{self.run.fingerprint}"
         return {
@@ -112,7 +112,7 @@ class ObservedSwarm:
             "peers": len(peers),
             "proved": len(self.proved),
             "training": len(training),
-            "tokens": sum(peer.told.tokens for peer in peers),
+            "tokens": sum(peer.report.tokens for peer in peers),
             "tokens_per_second": sum(peer.tokens_per_second for peer in training),
             "held_out_loss": median_low(losses) if losses else None,
             "held_out_loss_of": len(losses),
@@ -121,8 +121,8 @@ class ObservedSwarm:
             "leaders": [
                 {
                     "peer": peer.peer_id,
-                    "name": peer.told.name,
-                    "tokens": peer.told.tokens,
+                    "name": peer.report.name,
+                    "tokens": peer.report.tokens,
                     "tokens_per_second": peer.tokens_per_second,
                     "phase": peer.phase.value,
                     "proved": peer.peer_id in self.proved,

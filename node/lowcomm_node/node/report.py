@@ -152,10 +152,10 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
         swarm_step=info.swarm_step,
         steps=info.steps,
         tokens_per_second=info.tokens_per_second,
-        val_loss=info.told.held_out_loss or None,
+        val_loss=info.report.held_out_loss or None,
         address=info.addresses[0] if info.addresses else None,
         release=membership.releases.get(info.peer_id),
-        name=info.told.name,
+        name=info.report.name,
         age=now - info.issued,
         completed=history.completed,
         refused=history.refused,
@@ -168,13 +168,13 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
 
 
 def _releases(membership: Membership) -> dict[str, int]:
-    told = (one.told.release for one in membership.roster.alive(time()))
-    return dict(Counter(one for one in told if one).most_common(MOST_RELEASES))
+    releases = (one.report.release for one in membership.roster.alive(time()))
+    return dict(Counter(one for one in releases if one).most_common(MOST_RELEASES))
 
 
 def _claims(membership: Membership) -> Claims | None:
     alive = membership.roster.alive(time())
-    losses = [one.told.held_out_loss for one in alive if one.told.held_out_loss]
+    losses = [one.report.held_out_loss for one in alive if one.report.held_out_loss]
     return Claims(val_loss=median(losses), told_by=len(losses)) if losses else None
 
 
@@ -264,15 +264,15 @@ def _why_alone(state: NodeState) -> Waiting | None:
 def _why_no_exchange(exchanger: Exchanger) -> Waiting | None:
     """Why nothing is exchanged though others are there."""
     if (hindrance := exchanger.hindrance) is not None:
-        told = f"training on without exchanges of our own: {hindrance}"
-        return Waiting("exchange-too-long", told)
+        text = f"training on without exchanges of our own: {hindrance}"
+        return Waiting("exchange-too-long", text)
     if (resting := exchanger.resting) is not None:
         return Waiting("far-from-peers", f"training on; {resting}")
     if (trouble := exchanger.peer.own_line.trouble) is not None:
         return Waiting("own-line", f"training on; {trouble}: see `lowcomm-node doctor`")
     if reason := exchanger.history.last_reason:
-        told = f"training on; the last exchange was not applied: {reason}"
-        return Waiting("not-applied", told)
+        text = f"training on; the last exchange was not applied: {reason}"
+        return Waiting("not-applied", text)
     return None
 
 
@@ -290,5 +290,5 @@ def _why_nobody(membership: Membership, rejoin: Rejoin | None) -> Waiting:
         return Waiting(outside.code, f"training alone: {outside.text}")
     count = membership.count_silent()
     silent = f": {count} have a record and do not answer" if count else ""
-    told = f"training alone: no other peer is alive{silent}"
-    return Waiting("nobody-alive", told)
+    text = f"training alone: no other peer is alive{silent}"
+    return Waiting("nobody-alive", text)

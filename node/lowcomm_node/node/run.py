@@ -30,7 +30,7 @@ from lowcomm_node.system.tasks import Tasks, endure
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, Phase, Told
+from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, Phase, SelfReport
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.plan import largest_jump
 from lowcomm_protocol.spec.amendments import Amendment
@@ -145,7 +145,7 @@ class Run:
                 certificate=self.endpoint.certificate.public_key,
                 addresses=addresses,
                 progress=board.position,
-                told=self._describe_ourselves,
+                report=self._describe_ourselves,
             ),
             signed=self._signed,
             roster=self._roster,
@@ -174,9 +174,9 @@ class Run:
         self._tasks.start(endure("lossy connections stay as they are", watch, warn))
         return membership
 
-    def _describe_ourselves(self) -> Told:
+    def _describe_ourselves(self) -> SelfReport:
         progress, loss = self._board.progress, self._board.progress.val_loss_last or 0.0
-        return Told(
+        return SelfReport(
             name=self._settings.name or "",
             release=release()[:MAX_NAME],
             tokens=progress.tokens or 0,

@@ -29,7 +29,7 @@ from lowcomm_protocol.peers.records import (
     MAX_RECORD_BYTES,
     PeerInfo,
     Phase,
-    Told,
+    SelfReport,
     is_from_future,
     read_record,
     write_record,
@@ -88,7 +88,7 @@ class OwnRecord:
     """``host:port`` of our Exchange service."""
     progress: Callable[[], tuple[int, int, float]]
     """Swarm step, own inner steps, tokens a second."""
-    told: Callable[[], Told] = Told
+    report: Callable[[], SelfReport] = SelfReport
     """What people see of us."""
     phase: Phase = Phase.JOINING
     last_issued: float = 0.0
@@ -126,7 +126,7 @@ class OwnRecord:
             tokens_per_second=speed,
             entry_points=entry_points[:MAX_ENTRY_POINTS],
             claim=claim,
-            told=self.told(),
+            report=self.report(),
         )
         return write_record(info, self.identity)
 

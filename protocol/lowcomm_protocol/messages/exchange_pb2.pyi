@@ -227,7 +227,7 @@ class SignedRecord(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PeerRecord(_message.Message):
-    __slots__ = ("protocol", "run_id", "peer_id", "issued_ms", "expires_ms", "phase", "addresses", "certificate", "swarm_step", "steps", "tokens_per_second", "stage", "entry_points", "claim", "told")
+    __slots__ = ("protocol", "run_id", "peer_id", "issued_ms", "expires_ms", "phase", "addresses", "certificate", "swarm_step", "steps", "tokens_per_second", "stage", "entry_points", "claim", "report")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -242,7 +242,7 @@ class PeerRecord(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ENTRY_POINTS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
-    TOLD_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     peer_id: str
@@ -257,10 +257,10 @@ class PeerRecord(_message.Message):
     stage: int
     entry_points: _containers.RepeatedScalarFieldContainer[str]
     claim: bytes
-    told: Told
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., phase: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., stage: _Optional[int] = ..., entry_points: _Optional[_Iterable[str]] = ..., claim: _Optional[bytes] = ..., told: _Optional[_Union[Told, _Mapping]] = ...) -> None: ...
+    report: SelfReport
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., phase: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., stage: _Optional[int] = ..., entry_points: _Optional[_Iterable[str]] = ..., claim: _Optional[bytes] = ..., report: _Optional[_Union[SelfReport, _Mapping]] = ...) -> None: ...
 
-class Told(_message.Message):
+class SelfReport(_message.Message):
     __slots__ = ("name", "release", "tokens", "held_out_loss", "exchanges")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]

@@ -84,7 +84,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class SelfReport:
     """What a peer says of itself, for people. Nobody can check it, and no rule uses it."""
 
     name: str = ""
@@ -121,7 +121,7 @@ class PeerInfo:
     """Multiaddresses of its DHT peer."""
     claim: bytes = b""
     """The claim on its invite, serialized; empty if the run needs none."""
-    told: Told = Told()
+    report: SelfReport = SelfReport()
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _sign_record(info: PeerInfo, identity: Identity) -> bytes:
         phase=info.phase.value,
         addresses=info.addresses,
         entry_points=info.entry_points,
-        told=pb.Told(**vars(info.told)),
+        report=pb.SelfReport(**vars(info.report)),
         **{name: getattr(info, name) for name in _COPIED},
     )
     return sign(identity, _RECORD, record)
@@ -188,7 +188,7 @@ def read_record(data: bytes, now: float) -> PeerInfo:
         expires=record.expires_ms / 1000,
         addresses=tuple(record.addresses),
         entry_points=tuple(record.entry_points),
-        told=Told(**{name: getattr(record.told, name) for name in vars(Told())}),
+        report=SelfReport(**{name: getattr(record.report, name) for name in vars(SelfReport())}),
         **{name: getattr(record, name) for name in _COPIED},
     )
 
@@ -256,7 +256,7 @@ def _check_times(record: pb.PeerRecord, now: float) -> None:
 
 
 def _check_fields(record: pb.PeerRecord) -> None:
-    step, told = max(record.swarm_step, record.steps), record.told
+    step, claimed = max(record.swarm_step, record.steps), record.report
     certificate, claim = len(record.certificate), len(record.claim)
     addresses, entries = len(record.addresses), len(record.entry_points)
     malformed = [entry for entry in record.entry_points if not _is_entry_point(entry)]
@@ -283,16 +283,16 @@ def _check_fields(record: pb.PeerRecord) -> None:
             "and a port",
         ),
         (
-            not is_name(told.name) or not is_name(told.release),
+            not is_name(claimed.name) or not is_name(claimed.release),
             f"has a name or release that is not of at most {MAX_NAME} printable characters",
         ),
         (
-            max(told.tokens, told.exchanges) >= MAX_COUNT,
-            f"claims {told.tokens} tokens and {told.exchanges} exchanges",
+            max(claimed.tokens, claimed.exchanges) >= MAX_COUNT,
+            f"claims {claimed.tokens} tokens and {claimed.exchanges} exchanges",
         ),
         (
-            not 0 <= told.held_out_loss < MAX_LOSS,  # not a number: neither
-            f"claims a held-out loss of {told.held_out_loss}",
+            not 0 <= claimed.held_out_loss < MAX_LOSS,  # not a number: neither
+            f"claims a held-out loss of {claimed.held_out_loss}",
         ),
     )
     for applies, fault in faults:

@@ -22,7 +22,7 @@ from lowcomm_bootstrap.web import (
 )
 from lowcomm_node.web.http import MAX_CONNECTIONS
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.records import PeerInfo, Phase, Told, write_record
+from lowcomm_protocol.peers.records import PeerInfo, Phase, SelfReport, write_record
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW"
@@ -44,7 +44,7 @@ def record(number: int, issued: float = NOW, **told: Any) -> tuple[str, bytes]:
         expires=issued + 60,
         swarm_step=100,
         tokens_per_second=500.0,
-        told=Told(**told),
+        report=SelfReport(**told),
     )
     return identity.peer_id, write_record(info, identity)
 
