@@ -109,7 +109,7 @@ def is_encoding(text: str, content: Content, settings: Mapping[str, Any]) -> boo
     same = {path: read.get(path, value) for path, value in _by_path(content, settings.keys())}
     try:
         return encode(_by_section(same)) == text.encode()
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):  # TypeError: "version.x" beside "version"
         return False
 
 

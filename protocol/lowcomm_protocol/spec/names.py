@@ -139,7 +139,7 @@ OUTER_RULES: Table[Any] = Table(
         "noloco": "lowcomm_protocol.exchange.rules:NOLOCO",
     },
 )
-"""What a group does with its mean: ``spec.outer_settings.OuterRule``."""
+"""What a group does with its mean: ``spec.outer.OuterRule``."""
 
 MODELS: Table[Any] = Table(
     "kind of model",

@@ -302,6 +302,7 @@ CANONICAL = SIGNED.spec.canonical().decode()
         CANONICAL.replace('"clip":1.0', '"clip":1'),
         CANONICAL.replace('"demo"', '"d\\u0065mo"'),
         CANONICAL.replace('"version":2', '"optional":["b","a"],"version":2'),
+        CANONICAL.replace('"version":2', '"optional":["version.x"],"version":2,"version.x":1'),
         " " + CANONICAL,
     ],
 )
