@@ -27,7 +27,7 @@ from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.link import GroupLink, Incoming, Link
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
+from lowcomm_protocol.errors import MAX_REASON
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -89,7 +89,8 @@ class GroupDriver(ExchangeDriver):
         realignment would fill."""
         lacking = self.one.lacking
         if lacking is None or lacking.donors.get(self.peer.me) != peer:
-            raise ProtocolViolation("hands over outer steps that we do not lack")
+            # A third may have offered the two of us different slow weights.
+            raise LinkLost("hands over outer steps that we do not lack")
         at = sum(self.sizes)
         return self._view(self.slots[0], at, self.arena.slot_bytes - at)
 

@@ -133,7 +133,9 @@ class GroupExchange(AgreeingExchange):
         if self._next_state(peer, GroupInput.MISSED) is None:
             return []
         if peer != self._donor:
-            raise ProtocolViolation(f"{peer} handed over steps that we do not wait for.")
+            # A third may have offered the two of us different slow weights.
+            why = "handed over steps that we do not wait for"
+            return self._give_up([peer], why, Cause.DISAGREED) + self._go_on()
         self._donor, self._took_over = "", True
         return self._settle()
 
