@@ -6,7 +6,7 @@ The same seed gives the same story, to the event. Nothing here knows what travel
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
@@ -22,6 +22,8 @@ class Conditions:
     """Seconds until an end hears that its stream has broken, from and to; drawn for each."""
     bandwidth: float = 2.5e6
     """Bytes a second of one peer's uplink to another; 20 Mbit/s."""
+    rates: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    """Bytes a second of single peers, both ways, where that is less."""
     loss: float = 0.0
     """Probability that a stream breaks, at a random moment of its first ``loss_within`` seconds."""
     loss_within: float = 5.0
@@ -107,9 +109,9 @@ class Network:
             return
         receiver = stream.other(sender)
         self.control[sender] += self.weigh(payload)
-        way = (
-            self.random.uniform(*self.conditions.latency) + size / self.conditions.bandwidth + late
-        )
+        rates, usual = self.conditions.rates, self.conditions.bandwidth
+        rate = min(rates.get(end, usual) for end in (sender, receiver))
+        way = self.random.uniform(*self.conditions.latency) + size / rate + late
         arrives = stream.arrived[receiver] = max(stream.arrived.get(receiver, 0.0), self.now + way)
 
         def deliver() -> None:

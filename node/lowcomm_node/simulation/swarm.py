@@ -152,7 +152,7 @@ class Swarm:
         return [peer.name for peer in there] + self._sybils
 
     def places(self, peer: str) -> tuple[str, ...]:
-        """The network that a record names: thirty Sybils share one, honest peers none."""
+        """The network that a record names: 30 Sybils share one, honest peers have their own."""
         kind, _, number = peer.partition("-")
         return (f"sybils-{int(number) // 30}",) if kind == "sybil" else (peer,)
 
