@@ -18,6 +18,7 @@ def lie_in_trainer(lie: str) -> None:
     """Contributions that no honest peer brings."""
     import torch
 
+    from lowcomm_node.trainer import building
     from lowcomm_node.trainer.capture import PairCapture
     from lowcomm_node.trainer.replica import Replica
 
@@ -40,7 +41,13 @@ def lie_in_trainer(lie: str) -> None:
     elif lie == "stale":
         Replica.contribution = stale
     elif lie == "nan":
-        PairCapture.encode = no_numbers
+        rehearse = building.rehearse
+
+        def rehearse_honestly(sync: Any) -> None:
+            rehearse(sync)
+            PairCapture.encode = no_numbers
+
+        building.rehearse = rehearse_honestly
 
 
 def lie_in_daemon(lie: str) -> None:
