@@ -389,8 +389,8 @@ class MicroBatch(TrainerEvent, name="micro-batch"):
     """Windows that go through the model at once."""
     activation_checkpointing: bool
     """Whether the backward pass computes blocks again."""
-    why: str
-    """`out of memory` or `found by trying`."""
+    why: str = "out of memory"
+    """Always `out of memory`."""
 
 
 class Skipped(TrainerEvent, name="skipped"):

@@ -14,7 +14,7 @@ from lowcomm_node.data.tokenizer import check_tokenizer, keep_tokenizer, use_thr
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import family_of
 from lowcomm_node.node.ipc import Arena, TrainerEvent
-from lowcomm_node.node.messages import MicroBatch, Ready, Tokenizing, TrainerSettings
+from lowcomm_node.node.messages import Ready, Tokenizing, TrainerSettings
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.storage.paths import Paths
@@ -32,7 +32,7 @@ from lowcomm_node.trainer.memory import (
     moments_bytes,
     slow_bytes,
 )
-from lowcomm_node.trainer.micro_batch import RECOMPUTE, Cut, describe, find
+from lowcomm_node.trainer.micro_batch import RECOMPUTE
 from lowcomm_node.trainer.rehearsal import rehearse
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
@@ -44,7 +44,6 @@ from lowcomm_protocol.spec.run import RunSpec, parse_canonical, run_id_of
 TELL_EVERY = 1.0
 """Seconds between two reports of progress."""
 PAGE_BYTES = 4096
-TRIED = "found by trying"
 
 
 def build(
@@ -91,7 +90,11 @@ def build(
                 "send them."
             )
         replica.begin_with([Path(file) for file in settings.start])
-    _cut_steps(replica, settings, choices, cut, tell)
+    gradient, footprint = replica.gradient, family_of(spec.model).footprint(spec.model)
+    gradient.cut = cut
+    gradient.may_recompute = choices.recompute is None and footprint.blocks > 0
+    if device.type == "cuda" and not replica.optimizer.steps:
+        gradient.reserved_bytes = moments_bytes(spec)
     arena = _make_arena(replica, settings.exchanges, memory)
     ready = replace(
         ready_of(replica, arena),
@@ -149,32 +152,6 @@ class Telling:
         self._tell(
             Tokenizing(done=done, total=total, tokens=tokens, rate=rate, remaining=remaining)
         )
-
-
-def _cut_steps(
-    replica: Replica,
-    settings: TrainerSettings,
-    choices: StepChoices,
-    estimated: Cut,
-    tell: Callable[[TrainerEvent], None],
-) -> None:
-    """Cut steps as the owner says, as a GPU takes them, or as is estimated.
-
-    A processor is not tried: Linux promises more memory than there is, and ends who takes it.
-    """
-    gradient, model = replica.gradient, replica.spec.model
-    gradient.cut = estimated
-    has_blocks = family_of(model).footprint(model).blocks > 0
-    gradient.may_recompute = choices.recompute is None and has_blocks
-    if replica.device.type != "cuda" or choices.micro_batch is not None:
-        return
-    to_come = 0 if replica.optimizer.steps else moments_bytes(replica.spec)
-    file = Path(settings.checkpoints).parent / "micro_batch.json"
-    name, batch = describe(replica.device, settings.max_vram), replica.spec.train.batch
-    cut, is_new = find(gradient, batch, choices.recompute, to_come, file, name)
-    gradient.cut = cut
-    if is_new:
-        tell(MicroBatch(micro_batch=cut.windows, activation_checkpointing=cut.recompute, why=TRIED))
 
 
 def ready_of(replica: Replica, arena: Arena) -> Ready:

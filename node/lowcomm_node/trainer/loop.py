@@ -42,7 +42,6 @@ from lowcomm_node.trainer.saving import Saving, StateWriter
 from lowcomm_protocol.spec.amendments import newest
 
 MAX_GENERATED = 4096
-OUT_OF_MEMORY = "out of memory"
 LOOK = 1.0
 """Seconds between two looks at whether a disk that hangs has held training long enough. A write
 that ends wakes training at once."""
@@ -228,11 +227,7 @@ class TrainerLoop:
         if replica.gradient.cut != cut:
             cut = replica.gradient.cut
             self._pipe.tell(
-                messages.MicroBatch(
-                    micro_batch=cut.windows,
-                    activation_checkpointing=cut.recompute,
-                    why=OUT_OF_MEMORY,
-                )
+                messages.MicroBatch(micro_batch=cut.windows, activation_checkpointing=cut.recompute)
             )
         self._settle(but=1 if replica.runs_ahead else 0)
         if replica.steps % replica.spec.train.evaluate_every == 0 and not self._finished:

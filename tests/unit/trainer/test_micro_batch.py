@@ -1,8 +1,8 @@
 """What must hold for steps that are cut: the gradient is that of the batch, the largest
-micro-batch that fits is found, and memory that is taken later costs no step."""
+micro-batch that fits is chosen, and memory that is taken later costs no step."""
 
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, build_model
 from lowcomm_node.trainer.memory import GIB, StepChoices, check_memory, estimate_memory
-from lowcomm_node.trainer.micro_batch import Cut, Gradient, choose, find, remember, remembered
+from lowcomm_node.trainer.micro_batch import Cut, Gradient, choose
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -69,10 +69,22 @@ def test_parts_of_any_size_give_loss_and_gradient_of_the_batch(windows: int) -> 
         assert (ours - one).abs().max() < 1e-6
 
 
-# what fits
+# the choice
 
 
-@pytest.mark.parametrize("fails_at", [2, 3, 8, 9])
+def test_blocks_are_computed_again_only_where_not_one_window_fits_otherwise() -> None:
+    for fitting in range(1, 9):
+        assert choose(8, None, None, lambda cut, most=fitting: cut.windows <= most) == Cut(fitting)
+    assert choose(8, None, None, lambda cut: cut.recompute) == Cut(8, True)
+    assert choose(8, None, False, lambda cut: cut.recompute) is None
+    assert choose(8, 4, None, lambda cut: cut.recompute) == Cut(4, True)
+    assert choose(8, 4, False, lambda cut: cut.recompute) is None
+    assert choose(8, 99, True, lambda cut: True) == Cut(8, True)
+
+
+# memory that is taken later
+
+
 @pytest.mark.parametrize(
     "says",
     [
@@ -82,68 +94,37 @@ def test_parts_of_any_size_give_loss_and_gradient_of_the_batch(windows: int) -> 
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)",
     ],
 )
-def test_a_device_that_fails_at_n_windows_gets_one_less(
-    tmp_path: Path, fails_at: int, says: str
-) -> None:
-    model = build_model(SMALL, 0)
-    device = Allocator(model, fails_at, says)
-    gradient, file = gradient_of(model, 8, device), tmp_path / "micro_batch.json"
-    assert find(gradient, 8, None, 0, file, "a card") == (Cut(min(8, fails_at - 1)), True)
-    assert all(weight.grad is None for weight in model.parameters()), "nothing of it is left"
-    device.asked.clear()
-    assert find(gradient, 8, None, 0, file, "a card") == (Cut(min(8, fails_at - 1)), False)
-    assert device.asked == [], "it is remembered"
-    assert find(gradient, 8, None, 0, file, "another")[1], "of that device"
-
-
-def test_blocks_are_computed_again_only_where_not_one_window_fits_otherwise(tmp_path: Path) -> None:
-    model = build_model(SMALL, 0)
-    gradient = gradient_of(model, 8, Allocator(model, 1))
-    file = tmp_path / "a"
-    assert find(gradient, 8, None, 0, file, "a card") == (Cut(1, True), True)
-    with pytest.raises(ConfigError, match=r"Not one window .* leave --activation-checkpointing"):
-        find(gradient, 8, False, 0, file, "a card")
-    assert choose(8, 4, None, lambda cut: cut.recompute) == Cut(4, True)
-    assert choose(8, 4, False, lambda cut: cut.recompute) is None
-    assert choose(8, 99, True, lambda cut: True) == Cut(8, True)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[",
-        "[]",
-        '{"a card": 3}',
-        '{"a card": {"micro_batch": 9, "activation_checkpointing": false}}',
-        '{"a card": {"micro_batch": 0, "activation_checkpointing": false}}',
-        '{"a card": {"micro_batch": true, "activation_checkpointing": false}}',
-        '{"a card": {"micro_batch": 2}}',
-    ],
-)
-def test_a_file_that_is_damaged_or_of_another_batch_is_not_believed(
-    tmp_path: Path, content: str
-) -> None:
-    path = tmp_path / "micro_batch.json"
-    path.write_text(content)
-    assert remembered(path, "a card", 8) is None
-    remember(path, "a card", Cut(3, True))
-    assert remembered(path, "a card", 8) == Cut(3, True)
-
-
-# memory that is taken later
-
-
-def test_a_step_that_runs_out_is_halved_and_taken_again() -> None:
+def test_a_step_that_runs_out_is_halved_and_taken_again(says: str) -> None:
     expected, gradients = learned(Cut(8))
     model = build_model(SMALL, 0)
-    device = Allocator(model, 3)
+    device = Allocator(model, 3, says)
     gradient = gradient_of(model, 8, device)
     loss = gradient.of(*batch_of(8))
     assert device.asked == [8, 4, 2, 2, 2, 2] and gradient.cut == Cut(2)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-6)
     for weight, one in zip(model.parameters(), gradients, strict=True):
         assert weight.grad is not None and (weight.grad - one).abs().max() < 1e-6
+
+
+def test_the_first_step_leaves_room_for_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model(SMALL, 0)
+    device = Allocator(model, 9)
+    gradient = gradient_of(model, 8, device)
+    gradient.reserved_bytes = 3_000
+    empty = torch.empty
+
+    def scarce(*shape: int, **how: Any) -> Tensor:
+        """Has room for the moments beside two windows."""
+        if how.get("dtype") is torch.uint8:
+            device.fails_at = 3 if shape == (3_000,) else 9
+        return empty(*shape, **how)
+
+    monkeypatch.setattr(torch, "empty", scarce)
+    gradient.of(*batch_of(8))
+    assert gradient.cut == Cut(2)
+    gradient.cut = Cut(8)
+    gradient.of(*batch_of(8))
+    assert gradient.cut == Cut(8), "once they are there nothing is left free for them"
 
 
 # the owner's settings, and a processor
