@@ -4,6 +4,7 @@ tokenizer_config.json and README.md."""
 
 import json
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -69,41 +70,21 @@ def card(contents: ExportContents) -> str:
         weights = f"the mean of the slow weights of this node and {peers} of its peers, as"
     numbers = [meta.get("swarm_step"), meta.get("tokens")]
     step, tokens = (f"{one:,}" if isinstance(one, int) else "unknown" for one in numbers)
-    description = run.spec.run.description if run else ""
     document = run.spec.model_dump_json(indent=2) if run else ""
-    lines = [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags: [lowcomm]",
-        "---",
-        "",
-        f"# {contents.name}",
-        "",
-        *([description, ""] if description else []),
-        "A language model that was trained with lowcomm by peers who exchanged small, coded pieces "
-        "of it.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| parameters | {sum(tensor.numel() for tensor in contents.tensors.values()):,} |",
-        f"| context | {contents.settings.context:,} tokens |",
-        f"| run | `{clean(str(meta.get('run_id', 'unknown')))[:64]}` |",
-        f"| swarm step | {step} |",
-        f"| tokens that this node trained on | {tokens} |",
-        f"| weights | {weights} of checkpoint {contents.step:,} |",
-        "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
-        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-        "```",
-        "",
-    ]
-    if run:
-        lines += ["## Specification of the run", "", "```json", document, "```", ""]
-    return "\n".join(lines)
+    about = run.spec.run.description if run else ""
+    template = resources.files("lowcomm_node.export").joinpath("card.md")
+    return template.read_text(encoding="utf-8").format(
+        name=contents.name,
+        description=f"{about}\n\n" if about else "",
+        parameters=sum(tensor.numel() for tensor in contents.tensors.values()),
+        context=contents.settings.context,
+        run=clean(str(meta.get("run_id", "unknown")))[:64],
+        step=step,
+        tokens=tokens,
+        weights=weights,
+        checkpoint=contents.step,
+        specification=f"\n\n## Specification of the run\n\n```json\n{document}\n```" if run else "",
+    )
 
 
 def write_folder(
