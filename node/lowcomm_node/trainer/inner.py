@@ -8,7 +8,6 @@ next one is queued, too.
 import math
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,8 +25,6 @@ from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_protocol.plan import SwarmClock, plan_fragments
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
-
-Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,6 @@ class InnerReplica:
         self.stream = TrainStream(
             dataset.train, spec.model.context, spec.train.batch, spec.run.seed, peer_id
         )
-        self.ahead: BatchesAhead | None = None
-        """Prepares batches beside the steps."""
         self.readings = Readings()
         """Reads of weights and moments on other threads; changes of them wait for these."""
         # Compiling pays on CUDA, where a step is many small kernels. On a CPU it needs a compiler
@@ -108,7 +103,9 @@ class InnerReplica:
 
     def take_step(self) -> None:
         """The same without waiting for a GPU: ``settle`` gives its outcome."""
-        batch = self.stream.next_batch() if self.ahead is None else self.ahead.next(self.stream)
+        batch = self.stream.next_batch()
+        if self.device.type == "cuda":  # it copies pinned memory without waiting for earlier steps
+            batch = batch[0].pin_memory(), batch[1].pin_memory()
         tokens, targets = (one.to(self.device, non_blocking=True) for one in batch)
         loss = self.gradient.of(tokens, targets)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip)
@@ -145,32 +142,6 @@ class InnerReplica:
     def _loss_of(self, tokens: Tensor, targets: Tensor) -> Tensor:
         with computing(self.device):
             return self.loss(tokens, targets)
-
-
-class BatchesAhead:
-    """Gives the batches of a stream, and prepares the next one while a step computes: read from the
-    disk, put where a GPU copies from without waiting."""
-
-    def __init__(self, executor: Executor, device: torch.device) -> None:
-        self._executor = executor
-        self._pinned = device.type == "cuda"
-        self._prepared: tuple[TrainStream, int, Future[Batch]] | None = None
-
-    def next(self, stream: TrainStream) -> Batch:
-        """The next batch: the one prepared, unless the stream was moved meanwhile."""
-        number, prepared = stream.batches, self._prepared
-        if prepared is not None and prepared[:2] == (stream, number):
-            batch = prepared[2].result()
-        else:
-            batch = self._prepare(stream, number)
-        stream.batches = number + 1
-        work = self._executor.submit(self._prepare, stream, number + 1)
-        self._prepared = stream, number + 1, work
-        return batch
-
-    def _prepare(self, stream: TrainStream, number: int) -> Batch:
-        tokens, targets = stream.batch(number)
-        return (tokens.pin_memory(), targets.pin_memory()) if self._pinned else (tokens, targets)
 
 
 def read_later(figures: Tensor) -> Callable[[], list[float]]:

@@ -6,9 +6,8 @@
         take one inner step                               unless held, or the run is over
 
 Coding, decoding, outer steps and writing run on two threads beside the loop, so that the
-accelerator does not wait for them; a third prepares the next batch. Requests that only decode or
-average do not wait for a step boundary: where a step takes half a minute, an exchange would wait
-for several of them.
+accelerator does not wait for them. Requests that only decode or average do not wait for a step
+boundary: where a step takes half a minute, an exchange would wait for several of them.
 
 On a GPU the loss of a step is read once the next one is queued, and before anything else is done
 between two steps.
@@ -36,7 +35,7 @@ from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.building import build, ready_of
 from lowcomm_node.trainer.exchanges import ExchangeWork, Handlers
 from lowcomm_node.trainer.gpu import use
-from lowcomm_node.trainer.inner import BatchesAhead, StepOutcome
+from lowcomm_node.trainer.inner import StepOutcome
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.saving import Saving, StateWriter
 from lowcomm_protocol.spec.amendments import newest
@@ -61,7 +60,6 @@ class TrainerLoop:
         # One thread each: work on captures keeps its order, and states are written one by one.
         self._coder = ThreadPoolExecutor(1, "coder")
         self._writer = ThreadPoolExecutor(1, "writer")
-        self._batches = ThreadPoolExecutor(1, "batches")
         self._handlers: Handlers = {messages.Build: self._build, messages.Stop: self._stop}
         self._exchanges: ExchangeWork | None = None
         self._training = False
@@ -100,7 +98,7 @@ class TrainerLoop:
 
     def end_threads(self) -> None:
         """End the threads beside the loop, once their work is done."""
-        for executor in (self._coder, self._writer, self._batches):
+        for executor in (self._coder, self._writer):
             executor.shutdown()
 
     # requests
@@ -157,9 +155,8 @@ class TrainerLoop:
         settings, at_boundary = request.settings, self._boundary.put
         replica, self.store, self.arena, ready = build(settings, self._memory, self._pipe.tell)
         self.replica = replica
-        for executor in (self._coder, self._writer, self._batches):
+        for executor in (self._coder, self._writer):
             executor.submit(use, replica.device)
-        replica.ahead = BatchesAhead(self._batches, replica.device)
         self._exchanges = ExchangeWork(replica, self.arena, self._coder, at_boundary)
         saving = Saving(settings.checkpoint_every, replica.steps)
         self._states = StateWriter(

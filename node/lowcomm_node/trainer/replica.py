@@ -176,16 +176,9 @@ class Replica(InnerReplica):
 
     # capture
 
-    def capture(
-        self,
-        fragment: int,
-        realign: bool = False,
-        members: Sequence[str] = (),
-        ahead: int = 0,
-        apart: int = 0,
-    ) -> None:
+    def capture(self, fragment: int, *rest: Any, **named: Any) -> None:
         """``copy``, then ``contribute``. Raises NotFinite if our weights are not finite."""
-        self.copy(fragment, realign, members, ahead, apart)
+        self.copy(fragment, *rest, **named)
         self.contribute(fragment)
 
     def copy(
