@@ -12,7 +12,7 @@ from helpers.driven_trainer import Driven, driven
 from lowcomm_node.models.base import build_model
 from lowcomm_node.node.messages import InnerStepTaken
 from lowcomm_node.trainer.inner import read_later
-from lowcomm_node.trainer.micro_batch import Cut, Gradient
+from lowcomm_node.trainer.micro_batch import Gradient
 from lowcomm_protocol.spec.models import TransformerSettings
 
 MODEL = TransformerSettings(
