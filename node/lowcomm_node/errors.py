@@ -72,7 +72,7 @@ class LinkLost(NodeError):
     """A stream to a peer broke off, or can't be opened. It costs one exchange, no more."""
 
 
-class GaveUp(LinkLost):
+class PeerGaveUp(LinkLost):
     """The peer has said that it gives up, and why. It is not held against the peer."""
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
 
-from lowcomm_node.errors import GaveUp, LinkLost, TooSlow, TrainerError, Unusable
+from lowcomm_node.errors import LinkLost, PeerGaveUp, TooSlow, TrainerError, Unusable
 from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.node.messages import (
     CaptureContribution,
@@ -169,7 +169,7 @@ class ExchangeDriver(ABC):
                 cause, deed = events.Cause.UNUSABLE, why.deed
             case ProtocolViolation():
                 cause, deed = events.Cause.VIOLATED, Offence.HEAVY
-            case GaveUp():
+            case PeerGaveUp():
                 cause = events.Cause.GAVE_UP
             case TooSlow():
                 cause = events.Cause.LATE
@@ -180,7 +180,7 @@ class ExchangeDriver(ABC):
                 peer=peer,
                 reason=str(why)[:MAX_REASON],
                 deed=deed,
-                broke=isinstance(why, str | LinkLost) and not isinstance(why, GaveUp),
+                broke=isinstance(why, str | LinkLost) and not isinstance(why, PeerGaveUp),
                 stands=isinstance(why, Unusable),
                 cause=cause,
             )

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from blake3 import blake3
 
-from lowcomm_node.errors import GaveUp, LinkLost, TooSlow
+from lowcomm_node.errors import LinkLost, PeerGaveUp, TooSlow
 from lowcomm_node.net.bandwidth import Arrival, Bandwidth, Turns
 from lowcomm_node.net.stream import ChunkFrame, Stream
 from lowcomm_node.node.messages import Retransmit
@@ -385,6 +385,6 @@ class GroupLink(Link):
         raise LinkLost("ended the stream")
 
 
-def gave_up(abandon: pb.Abandon) -> GaveUp:
+def gave_up(abandon: pb.Abandon) -> PeerGaveUp:
     """The error of a peer that gives up, in as many of its words as we show."""
-    return GaveUp(f"gave up: {in_words(abandon.reason)}")
+    return PeerGaveUp(f"gave up: {in_words(abandon.reason)}")
