@@ -5,18 +5,20 @@ within bounds. Nothing in a record is used before that.
 """
 
 import ipaddress
-import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.errors import Reason, RecordError, VersionError
 from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, verify
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.spec.document import expected_in_words
 
 MAX_RECORD_BYTES = 2048
 """Longest: 1840 bytes, with a name, an invite, eight IPv6 addresses and four relays."""
@@ -40,7 +42,8 @@ _RECORD, _CREDENTIAL = "peer record", "credential"
 # No names: the owner of a name could aim all readers of a record at any host, and later at another.
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})")
 
-_COPIED = ("peer_id", "certificate", "swarm_step", "steps", "tokens_per_second", "stage", "claim")
+_COPIED = ("peer_id", "phase", "addresses", "entry_points", "certificate", "claim")
+_COPIED += ("swarm_step", "steps", "tokens_per_second", "stage")
 """Fields that are the same in `PeerInfo` and in its message."""
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -72,6 +75,41 @@ def read_signed(
     return signed, message
 
 
+def is_name(text: str) -> bool:
+    """Whether a text may be a peer's name: at most 32 characters, which move no cursor."""
+    return len(text) <= MAX_NAME and text.isprintable()
+
+
+def _is_entry_point(text: str) -> bool:
+    return len(text) <= MAX_MULTIADDRESS and text.isascii() and text.isprintable()
+
+
+def _is_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[3]) < 65536:
+        return False
+    try:
+        return ipaddress.ip_address(match[1] or match[2]).version == (6 if match[1] else 4)
+    except ValueError:
+        return False
+
+
+def _checked(holds: Callable[[Any], bool], expected: str) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(f"expected {expected}")
+        return value
+
+    return AfterValidator(check)
+
+
+Name = Annotated[str, _checked(is_name, f"at most {MAX_NAME} printable characters")]
+Address = Annotated[str, _checked(_is_address, "an IP address and a port")]
+EntryPoint = Annotated[str, _checked(_is_entry_point, "a multiaddress")]
+Certificate = Annotated[bytes, _checked(lambda key: len(key) in (0, DIGEST_BYTES), "32 bytes")]
+Count = Annotated[int, Field(lt=MAX_COUNT)]
+
+
 class Phase(StrEnum):
     """What a peer is doing, as others see it."""
 
@@ -87,15 +125,15 @@ class Phase(StrEnum):
 class SelfReport:
     """What a peer says of itself, for people. Nobody can check it, and no rule uses it."""
 
-    name: str = ""
+    name: Name = ""
     """Display name chosen by the owner; at most 32 printable characters."""
-    release: str = ""
+    release: Name = ""
     """Release of its program."""
-    tokens: int = 0
+    tokens: Count = 0
     """Tokens trained on in this run."""
-    held_out_loss: float = 0.0
+    held_out_loss: Annotated[float, Field(ge=0, lt=MAX_LOSS, allow_inf_nan=False)] = 0.0
     """Last held-out loss in nats; 0: none yet."""
-    exchanges: int = 0
+    exchanges: Count = 0
     """Exchanges applied since it started."""
 
 
@@ -104,24 +142,27 @@ class PeerInfo:
     """The contents of a peer's newest signed record."""
 
     peer_id: str
-    run_id: str
+    run_id: Annotated[str, Field(min_length=64, max_length=64)]
     phase: Phase
     issued: float
     """Unix time, seconds."""
     expires: float
-    addresses: tuple[str, ...] = ()
+    addresses: Annotated[tuple[Address, ...], Field(max_length=MAX_ADDRESSES)] = ()
     """``host:port`` of its Exchange service, best first."""
-    certificate: bytes = b""
+    certificate: Certificate = b""
     """Key of its TLS certificate, 32 bytes; empty: it can't be called directly."""
-    swarm_step: int = 0
-    steps: int = 0
-    tokens_per_second: float = 0.0
+    swarm_step: Count = 0
+    steps: Count = 0
+    tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     stage: int = 0
-    entry_points: tuple[str, ...] = ()
+    entry_points: Annotated[tuple[EntryPoint, ...], Field(max_length=MAX_ENTRY_POINTS)] = ()
     """Multiaddresses of its DHT peer."""
-    claim: bytes = b""
+    claim: Annotated[bytes, Field(max_length=MAX_CLAIM_BYTES)] = b""
     """The claim on its invite, serialized; empty if the run needs none."""
     report: SelfReport = SelfReport()
+
+
+_PEER_INFO = TypeAdapter(PeerInfo)
 
 
 @dataclass(frozen=True)
@@ -159,9 +200,6 @@ def _sign_record(info: PeerInfo, identity: Identity) -> bytes:
         # Rounded, or a record issued a millisecond after another could carry the same number.
         issued_ms=round(info.issued * 1000),
         expires_ms=int(info.expires * 1000),
-        phase=info.phase.value,
-        addresses=info.addresses,
-        entry_points=info.entry_points,
         report=pb.SelfReport(**vars(info.report)),
         **{name: getattr(info, name) for name in _COPIED},
     )
@@ -180,17 +218,20 @@ def read_record(data: bytes, now: float) -> PeerInfo:
         )
     verify(record.peer_id, _RECORD, signed.payload, signed.signature)
     _check_times(record, now)
-    _check_fields(record)
-    return PeerInfo(
-        run_id=record.run_id.hex(),
-        phase=Phase(record.phase),
-        issued=record.issued_ms / 1000,
-        expires=record.expires_ms / 1000,
-        addresses=tuple(record.addresses),
-        entry_points=tuple(record.entry_points),
-        report=SelfReport(**{name: getattr(record.report, name) for name in vars(SelfReport())}),
-        **{name: getattr(record, name) for name in _COPIED},
-    )
+    fields = {name: getattr(record, name) for name in _COPIED} | {
+        "run_id": record.run_id.hex(),
+        "issued": record.issued_ms / 1000,
+        "expires": record.expires_ms / 1000,
+        "report": {name: getattr(record.report, name) for name in vars(SelfReport())},
+    }
+    try:
+        return _PEER_INFO.validate_python(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field, value = ".".join(map(str, first["loc"])), repr(first["input"])[:80]
+        raise RecordError(
+            f"The record of {record.peer_id} has {field} = {value}: {expected_in_words(first)}."
+        ) from None
 
 
 def write_credential(
@@ -253,67 +294,3 @@ def _check_times(record: pb.PeerRecord, now: float) -> None:
     for applies, fault, reason in faults:
         if applies:
             raise RecordError(f"The record of {record.peer_id} {fault}.", reason=reason)
-
-
-def _check_fields(record: pb.PeerRecord) -> None:
-    step, claimed = max(record.swarm_step, record.steps), record.report
-    certificate, claim = len(record.certificate), len(record.claim)
-    addresses, entries = len(record.addresses), len(record.entry_points)
-    malformed = [entry for entry in record.entry_points if not _is_entry_point(entry)]
-    unreadable = [address for address in record.addresses if not _is_address(address)]
-    faults = (
-        (len(record.run_id) != 32, f"names a run of {len(record.run_id)} bytes: expected 32"),
-        (record.phase not in tuple(Phase), f"has an unknown phase {record.phase[:20]!r}"),
-        (certificate not in (0, DIGEST_BYTES), f"names a certificate by {certificate} bytes"),
-        (claim > MAX_CLAIM_BYTES, f"holds a claim of {claim} bytes"),
-        (
-            not 0 <= record.tokens_per_second < math.inf,
-            f"claims {record.tokens_per_second} tokens a second",
-        ),
-        (step >= MAX_COUNT, f"claims step {step}"),
-        (
-            addresses > MAX_ADDRESSES or entries > MAX_ENTRY_POINTS,
-            f"names {addresses} addresses and {entries} entry points: at most {MAX_ADDRESSES} and "
-            f"{MAX_ENTRY_POINTS}",
-        ),
-        (malformed, "names an entry point that is not a multiaddress"),
-        (
-            unreadable,
-            f"names the address {unreadable[:1] and unreadable[0][:80]!r}: expected an IP address "
-            "and a port",
-        ),
-        (
-            not is_name(claimed.name) or not is_name(claimed.release),
-            f"has a name or release that is not of at most {MAX_NAME} printable characters",
-        ),
-        (
-            max(claimed.tokens, claimed.exchanges) >= MAX_COUNT,
-            f"claims {claimed.tokens} tokens and {claimed.exchanges} exchanges",
-        ),
-        (
-            not 0 <= claimed.held_out_loss < MAX_LOSS,  # not a number: neither
-            f"claims a held-out loss of {claimed.held_out_loss}",
-        ),
-    )
-    for applies, fault in faults:
-        if applies:
-            raise RecordError(f"The record of {record.peer_id} {fault}.")
-
-
-def is_name(text: str) -> bool:
-    """Whether a text may be a peer's name: at most 32 characters, which move no cursor."""
-    return len(text) <= MAX_NAME and text.isprintable()
-
-
-def _is_entry_point(text: str) -> bool:
-    return len(text) <= MAX_MULTIADDRESS and text.isascii() and text.isprintable()
-
-
-def _is_address(text: str) -> bool:
-    match = _ADDRESS.fullmatch(text)
-    if match is None or not 0 < int(match[3]) < 65536:
-        return False
-    try:
-        return ipaddress.ip_address(match[1] or match[2]).version == (6 if match[1] else 4)
-    except ValueError:
-        return False

@@ -230,7 +230,7 @@ def test_a_field_out_of_bounds_is_refused(fields):
     ],
 )
 def test_an_address_is_a_number_and_a_port(address):
-    with pytest.raises(RecordError, match=r"names the address|at most 2048"):
+    with pytest.raises(RecordError, match=r"an IP address and a port|at most 2048"):
         read_record(signed_record(addresses=[address]), NOW)
 
 
