@@ -85,20 +85,7 @@ class BlockCodec(FixedCodec):
         return whole, self._size(whole)
 
     def _encode(self, vector: Vector, out: Bytes) -> None:
-        whole, end = self._cut(vector.size)
-        rest = vector.size - whole
-        bad = self.kernels.encode(vector[:whole], BLOCK, out[:end])
-        if bad < 0 and rest:
-            padded, last = (
-                np.zeros(BLOCK, dtype=np.float32),
-                np.zeros(self._size(BLOCK), dtype=np.uint8),
-            )
-            padded[:rest] = vector[whole:]
-            padded.flags.writeable = False
-            bad = self.kernels.encode(padded, rest, last)
-            out[end:] = last[: out.size - end]
-        if bad >= 0:
-            raise self._refuse_value(vector)
+        self._send(vector.copy(), NOTHING, NOTHING, out)
 
     def _decode(self, data: Bytes, out: Vector) -> None:
         whole, end = self._cut(out.size)

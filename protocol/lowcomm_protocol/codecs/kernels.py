@@ -127,8 +127,6 @@ class Kernels:
     ``count`` is 256, or the values of a last block that comes alone, with zeros behind them.
     """
 
-    encode: Callable[[Any, int, Any], int]
-    """``(values, count, out)``"""
     send: Callable[[Any, Any, Any, int, Any], int]
     """``(vector, residual, error, count, out)``: codes ``vector + residual``; ``vector`` becomes
     what others decode, ``error`` what that lost. Without feedback both are empty."""
@@ -160,7 +158,7 @@ def loops(code: Any, holds: Any, restore: Any, size: int, sent: Any = None) -> K
 
     parts["_SENT"] = sent or part(copied(_restored))
     parts["_BLOCK_CODED"] = part(copied(_block_coded))
-    return Kernels(*(kernel(copied(loop)) for loop in (_encode, _send, _check, _decode)))
+    return Kernels(*(kernel(copied(loop)) for loop in (_send, _check, _decode)))
 
 
 _SIZE: int = 0
@@ -183,18 +181,6 @@ def _block_coded(block: Any, count: int, integers: Any, codes: Any, out: Any, at
 
 def _restored(block: Any, data: Any, at: Any, out: Any, start: Any) -> None:
     _RESTORE(data, at, out, start)
-
-
-def _encode(values: Any, count: int, out: Any) -> Any:
-    block, codes = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.uint8)
-    integers = np.empty(BLOCK, dtype=np.int32)
-    for number in range(np.uint64(values.size // BLOCK)):
-        start = number * np.uint64(BLOCK)
-        for i in range(np.uint64(BLOCK)):
-            block[i] = values[start + i]
-        if not _BLOCK_CODED(block, count, integers, codes, out, number * np.uint64(_SIZE)):
-            return np.int64(number)
-    return np.int64(-1)
 
 
 def _send(vector: Any, residual: Any, error: Any, count: int, out: Any) -> Any:
