@@ -42,8 +42,10 @@ _RECORD, _CREDENTIAL = "peer record", "credential"
 # No names: the owner of a name could aim all readers of a record at any host, and later at another.
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})")
 
-_COPIED = ("peer_id", "phase", "addresses", "entry_points", "certificate", "claim")
-_COPIED += ("swarm_step", "steps", "tokens_per_second", "stage")
+_COPIED = (
+    *("peer_id", "phase", "addresses", "entry_points", "certificate", "claim"),
+    *("swarm_step", "steps", "tokens_per_second", "stage"),
+)
 """Fields that are the same in `PeerInfo` and in its message."""
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
