@@ -27,6 +27,7 @@ from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, RetryLater
 from lowcomm_node.net.bandwidth import Arrival, BandwidthLimit, Use
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.stream import CallerStream
+from lowcomm_node.system.tasks import in_time
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
@@ -300,11 +301,8 @@ class PeerSession:
 
 
 async def _next(stream: CallerStream, seconds: float) -> pb.FetchReply:
-    try:
-        async with asyncio.timeout(seconds):
-            reply = await stream.receive()
-    except TimeoutError:
-        raise LinkLost("stopped sending") from None
+    async with in_time(seconds, "stopped sending"):
+        reply = await stream.receive()
     if reply is None:
         raise LinkLost("ended the stream")
     return reply

@@ -23,13 +23,14 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.errors import CheckpointError, RetryLater
 from lowcomm_node.fetch.engine import CHUNK_BYTES, MAX_REQUESTS, SILENCE
 from lowcomm_node.fetch.files import VerifiedFiles
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.system.quota import OF_FEW, Shares, prefixes_of
+from lowcomm_node.system.tasks import in_time
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.state import StateForm
@@ -315,8 +316,5 @@ async def _read(stream: CalleeStream, requests: asyncio.Queue[pb.FetchRequest | 
 async def _receive(
     requests: asyncio.Queue[pb.FetchRequest | None], seconds: float
 ) -> pb.FetchRequest | None:
-    try:
-        async with asyncio.timeout(seconds):
-            return await requests.get()
-    except TimeoutError:
-        raise LinkLost("asks for nothing") from None
+    async with in_time(seconds, "asks for nothing"):
+        return await requests.get()

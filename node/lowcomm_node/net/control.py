@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import EntryPoint, decode, encode
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.tasks import Tasks, endure
+from lowcomm_node.system.tasks import Tasks, endure, in_time
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Control:
         """The answer to a request, and the connection over which it came."""
         loop, connection = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
         try:
-            async with asyncio.timeout(seconds + SLACK):
+            async with in_time(seconds + SLACK):
                 connection.setblocking(False)
                 await loop.sock_connect(connection, str(self._path))
                 await loop.sock_sendall(connection, framed(request.SerializeToString()))
@@ -151,8 +151,6 @@ class Control:
                 raise LinkLost(_shorten(answer.error.msg))
         except BaseException as error:
             connection.close()
-            if isinstance(error, TimeoutError):
-                raise LinkLost("did not answer in time") from None
             if isinstance(error, OSError):
                 reason = error.strerror or error
                 raise LinkLost(f"p2pd can't be asked: {reason}") from None

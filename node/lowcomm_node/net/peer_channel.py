@@ -21,7 +21,7 @@ from lowcomm_node.net.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
 from lowcomm_node.net.targets import MAX_ADDRESSES, Targets
 from lowcomm_node.net.tls import SERVER_NAME, Gatekeeper, pinned
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.tasks import start
+from lowcomm_node.system.tasks import in_time, start
 from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
@@ -191,36 +191,28 @@ class PeerChannel:
     async def channel(self, info: PeerInfo) -> aio.Channel:
         """A channel over the best route. Raises LinkLost with the reason if there is none."""
         self._follow(info)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not self._closed:
-                    plan = self._choice.plan(self._clock())
-                    for attempt in plan.attempts:
-                        # Else what was begun to renew it opens it now
-                        if attempt.route not in self._attempts:
-                            self._begin(attempt)
-                    if plan.use is not None:
-                        self._improve(self._open[plan.use])
-                        return self._open[plan.use].channel
-                    if not self._attempts:
-                        raise LinkLost(plan.reason)
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            raise LinkLost(f"can't be reached within {PATIENCE:.0f} s") from None
+        async with in_time(PATIENCE, f"can't be reached within {PATIENCE:.0f} s"):
+            while not self._closed:
+                plan = self._choice.plan(self._clock())
+                for attempt in plan.attempts:
+                    # Else what was begun to renew it opens it now
+                    if attempt.route not in self._attempts:
+                        self._begin(attempt)
+                if plan.use is not None:
+                    self._improve(self._open[plan.use])
+                    return self._open[plan.use].channel
+                if not self._attempts:
+                    raise LinkLost(plan.reason)
+                self._changed.clear()
+                await self._changed.wait()
         raise LinkLost("was closed: the node leaves, or made room for another peer")
 
     @asynccontextmanager
     async def apart(self, route: Route) -> AsyncIterator[tuple[aio.Channel, str]]:
-        """A connection of its own over one route, and its name, for measurements. Raises LinkLost
-        with the reason if the route can't be opened."""
-        try:
-            async with asyncio.timeout(DEADLINES[route]):
-                connected = await self._connect(route)
-        except TimeoutError:
-            raise LinkLost("did not answer in time") from None
-        except LowcommError as error:
-            raise LinkLost(str(error)) from None
+        """A connection of its own over one route, and its name, for measurements. Raises
+        LowcommError with the reason if the route can't be opened."""
+        async with in_time(DEADLINES[route]):
+            connected = await self._connect(route)
         try:
             yield connected.channel, connected.name
         finally:

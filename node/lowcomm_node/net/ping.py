@@ -23,6 +23,7 @@ from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.routes import RouteSpeed
 from lowcomm_node.net.stream import CallerStream
 from lowcomm_node.system.quota import Allowed, Quota, prefixes_of
+from lowcomm_node.system.tasks import in_time
 from lowcomm_protocol.errors import in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
@@ -126,11 +127,8 @@ def answer_to(ping: pb.Ping) -> pb.Pong:
 async def _refuse(stream: Any, reason: str) -> None:
     """Send the reason, then read what is under way: gRPC gives no reason to a caller that can't
     write. Raises LinkLost."""
-    try:
-        async with asyncio.timeout(REFUSE_DEADLINE):
-            await stream.send(pb.Pong(refused=reason))
-    except TimeoutError:
-        raise LinkLost("does not read our answers") from None
+    async with in_time(REFUSE_DEADLINE, "does not read our answers"):
+        await stream.send(pb.Pong(refused=reason))
     await stream.close()
 
 
@@ -189,11 +187,8 @@ class PingCall:
 
     async def _receive(self, size: int) -> None:
         """Await a pong with ``size`` bytes of content."""
-        try:
-            async with asyncio.timeout(ANSWER_DEADLINE):
-                pong = await self._stream.receive()
-        except TimeoutError:
-            raise LinkLost(f"answered no ping within {ANSWER_DEADLINE:.0f} s") from None
+        async with in_time(ANSWER_DEADLINE, f"answered no ping within {ANSWER_DEADLINE:.0f} s"):
+            pong = await self._stream.receive()
         if pong is None:
             raise LinkLost("broke off")
         if pong.refused:

@@ -24,7 +24,7 @@ from lowcomm_node.net.addresses import place_in, relay_of
 from lowcomm_node.net.control import OpenStream, Streams, caller
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Shares
-from lowcomm_node.system.tasks import Tasks, start
+from lowcomm_node.system.tasks import Tasks, in_time, start
 
 BUFFER = 256 * 1024
 """Bytes that one direction of a pipe reads at once, and holds while the other end is slow."""
@@ -240,20 +240,17 @@ class Pipes:
         return [one for one in self.incoming.values() if one.peer_id == peer_id]
 
     async def _open(self, peer_id: str, entry_points: Sequence[str]) -> OpenStream:
-        try:
-            async with asyncio.timeout(OPEN_DEADLINE):
-                try:
-                    return await self._connect(peer_id, entry_points)
-                except TimeoutError:
-                    ours = [it for it in self._outgoing if it.is_open and it.peer_id == peer_id]
-                    if ours or self._of(peer_id):
-                        raise
-                # The connection may be dead, which libp2p takes half a minute to notice. No stream
-                # of ours uses it.
-                await self.streams.disconnect(peer_id)
+        async with in_time(OPEN_DEADLINE):
+            try:
                 return await self._connect(peer_id, entry_points)
-        except TimeoutError:
-            raise LinkLost("did not answer in time") from None
+            except TimeoutError:
+                ours = [it for it in self._outgoing if it.is_open and it.peer_id == peer_id]
+                if ours or self._of(peer_id):
+                    raise
+            # The connection may be dead, which libp2p takes half a minute to notice. No stream of
+            # ours uses it.
+            await self.streams.disconnect(peer_id)
+            return await self._connect(peer_id, entry_points)
 
     async def _connect(self, peer_id: str, entry_points: Sequence[str]) -> OpenStream:
         await self.streams.connect(peer_id, entry_points, OPEN_DEADLINE)

@@ -41,6 +41,7 @@ from lowcomm_node.net.control import Control, read_message, send_message
 from lowcomm_node.net.hivemind_client import CALL_DEADLINE
 from lowcomm_node.net.p2pd import P2pDaemon, RelayLimits
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.tasks import in_time
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 DEADLINE = 5.0
@@ -269,14 +270,11 @@ def is_public_dial(dial: str) -> bool:
 async def reserve(control: Control, relay: EntryPoint) -> Reservation:
     """Take or renew a place at a connected relay, within DEADLINE. Raises LinkLost with the relay's
     reason."""
-    try:
-        async with asyncio.timeout(DEADLINE):
-            stream = await control.open_stream(relay.peer_id, HOP, DEADLINE)
-            with stream.socket:
-                await send_message(stream.socket, _RESERVE)
-                answer = await read_message(stream.socket, MAX_MESSAGE)
-    except TimeoutError:
-        raise LinkLost("did not answer in time") from None
+    async with in_time(DEADLINE):
+        stream = await control.open_stream(relay.peer_id, HOP, DEADLINE)
+        with stream.socket:
+            await send_message(stream.socket, _RESERVE)
+            answer = await read_message(stream.socket, MAX_MESSAGE)
     return read_place(answer, relay)
 
 

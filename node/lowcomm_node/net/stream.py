@@ -20,6 +20,7 @@ from grpc import aio
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.control import varint
 from lowcomm_node.net.traffic import Meter
+from lowcomm_node.system.tasks import in_time
 from lowcomm_protocol.errors import ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
@@ -190,10 +191,8 @@ class CalleeStream:
 
     async def send(self, frame: Message | ChunkFrame) -> None:
         try:
-            async with asyncio.timeout(TAKE_DEADLINE):
+            async with in_time(TAKE_DEADLINE, f"the caller took nothing for {TAKE_DEADLINE:.0f} s"):
                 await self._context.write(frame)
-        except TimeoutError:
-            raise LinkLost(f"the caller took nothing for {TAKE_DEADLINE:.0f} s") from None
         except _GONE:
             raise LinkLost("the caller has gone") from None
         self._meter.up.add(frame.ByteSize())

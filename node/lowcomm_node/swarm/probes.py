@@ -24,7 +24,7 @@ from lowcomm_node.net.hivemind_client import load_hivemind
 from lowcomm_node.net.p2pd import P2pDaemon
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Allowed, Quota, prefixes_of
-from lowcomm_node.system.tasks import Tasks
+from lowcomm_node.system.tasks import Tasks, in_time
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import (
@@ -117,14 +117,12 @@ class Asker:
 
     async def _ask(self, probe: pb.Probe, wanted: str, seconds: float) -> pb.Probed:
         try:
-            async with asyncio.timeout(seconds):
+            async with in_time(seconds, f"did not answer within {seconds:.0f} s"):
                 await send_message(self._stream.socket, probe.SerializeToString())
                 data = await read_message(self._stream.socket, MAX_MESSAGE)
-        except BaseException as error:
+        except BaseException:
             # A late answer would be taken for that to the next question.
             self._stream.socket.close()
-            if isinstance(error, TimeoutError):
-                raise LinkLost(f"did not answer within {seconds:.0f} s") from None
             raise
         probed = read_probed(data, wanted)
         if probed.WhichOneof("kind") == "refused":

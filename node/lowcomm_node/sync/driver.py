@@ -32,7 +32,7 @@ from lowcomm_node.sync import frames
 from lowcomm_node.sync.history import ExchangeStatus
 from lowcomm_node.sync.link import Link
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.tasks import Stages
+from lowcomm_node.system.tasks import Stages, in_time
 from lowcomm_protocol.errors import MAX_REASON, LowcommError, Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.underway import Underway
@@ -528,8 +528,5 @@ class ExchangeDriver(ABC):
 
 async def answer_in_time(stream: CalleeStream | Link, frame: pb.Frame, seconds: float) -> None:
     """Send the answer to a call. Raises LinkLost if the caller does not take it in time."""
-    try:
-        async with asyncio.timeout(seconds):
-            await stream.send(frame)
-    except TimeoutError:
-        raise LinkLost("did not take our answer in time") from None
+    async with in_time(seconds, "did not take our answer in time"):
+        await stream.send(frame)

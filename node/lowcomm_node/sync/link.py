@@ -20,7 +20,7 @@ from lowcomm_node.errors import LinkLost, PeerGaveUp, TooSlow
 from lowcomm_node.net.bandwidth import Arrival, Bandwidth, Turns
 from lowcomm_node.net.stream import ChunkFrame, Stream
 from lowcomm_node.node.messages import Retransmit
-from lowcomm_node.system.tasks import Stages
+from lowcomm_node.system.tasks import Stages, in_time
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
@@ -205,11 +205,9 @@ class Link:
         seconds = self._patience
         if seconds == inf:
             return await self.stream.receive()
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                return await self.stream.receive()
-        except TimeoutError:
-            raise TooSlow("sends its contribution too slowly for the deadline") from None
+        why = "sends its contribution too slowly for the deadline"
+        async with in_time(max(0.0, seconds), why, TooSlow):
+            return await self.stream.receive()
 
     @property
     def _patience(self) -> float:

@@ -3,12 +3,13 @@ memory that one thread reads while another may not change it."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from types import TracebackType
 from typing import Any
 
+from lowcomm_node.errors import LinkLost
 from lowcomm_node.system.logs import log
 
 DEFECT_PAUSE = 10.0
@@ -68,6 +69,18 @@ def start(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     task = asyncio.create_task(work)
     task.add_done_callback(log_defect)
     return task
+
+
+@asynccontextmanager
+async def in_time(
+    seconds: float, reason: str = "did not answer in time", error: type[LinkLost] = LinkLost
+) -> AsyncIterator[None]:
+    """Context that lasts at most ``seconds``. Raises ``error`` with the reason after that."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise error(reason) from None
 
 
 class Tasks(set[asyncio.Task[Any]]):
