@@ -61,9 +61,6 @@ class RememberedPeers:
         """All of them, named ones first, then by last answer."""
         return sorted(self._peers.values(), key=lambda peer: (not peer.named, -peer.answered))
 
-    def __contains__(self, peer_id: str) -> bool:
-        return peer_id in self._peers
-
     def answered(
         self, peer_id: str, addresses: Sequence[str], now: float, named: bool = False
     ) -> None:
