@@ -132,78 +132,72 @@ async def _refuse(stream: Any, reason: str) -> None:
     await stream.close()
 
 
-class PingCall:
-    """The caller's side, over a gRPC call. Its methods raise LinkLost, ProtocolViolation."""
-
-    def __init__(
-        self, call: Any, bandwidth: Bandwidth, clock: Callable[[], float] = monotonic
-    ) -> None:
-        self._stream = CallerStream(call)
-        self._bandwidth = bandwidth
-        self._clock = clock
-
-    async def measure(self) -> RouteSpeed:
-        """Latency, then each direction by itself."""
-        samples = list[float]()
-        for _ in range(SAMPLES):
-            began = self._clock()
-            await self._send(pb.Ping())
-            await self._receive(0)
-            samples.append(self._clock() - began)
-        up = await self._rate(pb.Ping(content=_CONTENT))
-        down = await self._rate(pb.Ping(wanted=PIECE))
-        return RouteSpeed(route="", round_trip=median(samples), up=up, down=down)
-
-    async def _rate(self, ping: pb.Ping) -> float:
-        """Bytes a second of the contents of many such pings."""
-        size = len(ping.content) + ping.wanted
-        window, in_flight, asked, answered = FIRST_WINDOW, 0, 0, 0
-        began = first = self._clock()
-        while True:
-            over = self._clock() - began > MAX_SECONDS or (asked + 1) * size > MAX_BYTES
-            if over and not in_flight:
-                break
-            if not over and in_flight < window:
-                await self._send(ping)
-                in_flight += 1
-                asked += 1
-                continue
-            await self._receive(ping.wanted)
-            in_flight -= 1
-            answered += 1
-            window = min(window + 1, LAST_WINDOW)
-            if answered == 1:
-                first = self._clock()
-        # The first answer comes after the latency of the line: the rate is how fast others follow.
-        if answered > FIRST_WINDOW:
-            return (answered - 1) * size / max(self._clock() - first, 1e-6)
-        return answered * size / max(self._clock() - began, 1e-6)
-
-    async def _send(self, ping: pb.Ping) -> None:
-        await self._bandwidth.up.pass_(len(ping.content))
-        # Pay for the pong before asking for it, so that the measured time is the peer's alone.
-        await self._bandwidth.down.pass_(ping.wanted)
-        await self._stream.send(ping)
-
-    async def _receive(self, size: int) -> None:
-        """Await a pong with ``size`` bytes of content."""
-        async with in_time(ANSWER_DEADLINE, f"answered no ping within {ANSWER_DEADLINE:.0f} s"):
-            pong = await self._stream.receive()
-        if pong is None:
-            raise LinkLost("broke off")
-        if pong.refused:
-            raise LinkLost(in_words(pong.refused))
-        if len(pong.content) != size:
-            came = len(pong.content)
-            raise LinkLost(f"answered a ping with {came} bytes where {size} were asked for")
-
-
 async def measure_channel(
     channel: aio.Channel, metadata: tuple[tuple[str, bytes], ...], bandwidth: Bandwidth
 ) -> RouteSpeed:
     """Latency and rates over a connected channel. Raises LinkLost, ProtocolViolation."""
     call = ExchangeStub(channel).Ping(metadata=metadata, timeout=CALL_SECONDS)
     try:
-        return await PingCall(call, bandwidth).measure()
+        return await measure_call(call, bandwidth)
     finally:
         call.cancel()
+
+
+async def measure_call(call: Any, bandwidth: Bandwidth) -> RouteSpeed:
+    """Latency, then the rate of each direction by itself, over one gRPC call. Raises LinkLost,
+    ProtocolViolation."""
+    stream, samples = CallerStream(call), list[float]()
+    for _ in range(SAMPLES):
+        began = monotonic()
+        await _send(stream, pb.Ping(), bandwidth)
+        await _receive(stream, 0)
+        samples.append(monotonic() - began)
+    up = await _rate(stream, pb.Ping(content=_CONTENT), bandwidth)
+    down = await _rate(stream, pb.Ping(wanted=PIECE), bandwidth)
+    return RouteSpeed(route="", round_trip=median(samples), up=up, down=down)
+
+
+async def _rate(stream: CallerStream, ping: pb.Ping, bandwidth: Bandwidth) -> float:
+    """Bytes a second of the contents of many such pings."""
+    size = len(ping.content) + ping.wanted
+    window, in_flight, asked, answered = FIRST_WINDOW, 0, 0, 0
+    began = first = monotonic()
+    while True:
+        over = monotonic() - began > MAX_SECONDS or (asked + 1) * size > MAX_BYTES
+        if over and not in_flight:
+            break
+        if not over and in_flight < window:
+            await _send(stream, ping, bandwidth)
+            in_flight += 1
+            asked += 1
+            continue
+        await _receive(stream, ping.wanted)
+        in_flight -= 1
+        answered += 1
+        window = min(window + 1, LAST_WINDOW)
+        if answered == 1:
+            first = monotonic()
+    # The first answer comes after the latency of the line: the rate is how fast others follow.
+    if answered > FIRST_WINDOW:
+        return (answered - 1) * size / max(monotonic() - first, 1e-6)
+    return answered * size / max(monotonic() - began, 1e-6)
+
+
+async def _send(stream: CallerStream, ping: pb.Ping, bandwidth: Bandwidth) -> None:
+    await bandwidth.up.pass_(len(ping.content))
+    # Pay for the pong before asking for it, so that the measured time is the peer's alone.
+    await bandwidth.down.pass_(ping.wanted)
+    await stream.send(ping)
+
+
+async def _receive(stream: CallerStream, size: int) -> None:
+    """Await a pong with ``size`` bytes of content."""
+    async with in_time(ANSWER_DEADLINE, f"answered no ping within {ANSWER_DEADLINE:.0f} s"):
+        pong = await stream.receive()
+    if pong is None:
+        raise LinkLost("broke off")
+    if pong.refused:
+        raise LinkLost(in_words(pong.refused))
+    if len(pong.content) != size:
+        came = len(pong.content)
+        raise LinkLost(f"answered a ping with {came} bytes where {size} were asked for")

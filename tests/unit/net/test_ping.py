@@ -14,7 +14,7 @@ from helpers.wire import new_certificate
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.net import ping
 from lowcomm_node.net.bandwidth import Bandwidth
-from lowcomm_node.net.ping import MAX_AT_ONCE, Echo, PingCall, match_peer
+from lowcomm_node.net.ping import MAX_AT_ONCE, Echo, match_peer, measure_call
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
@@ -137,7 +137,7 @@ async def test_who_answers_with_less_than_was_asked_for_is_not_measured():
             return pb.Pong(content=b"x")
 
     with pytest.raises(LinkLost, match="1 bytes where 0"):
-        await PingCall(Liar(), Bandwidth()).measure()
+        await measure_call(Liar(), Bandwidth())
 
 
 def test_a_peer_is_named_by_its_id_its_beginning_or_its_end():
