@@ -32,9 +32,9 @@ from ends import TCP, scratch
 from helpers.tunnelling import End
 from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit, flow_options
-from lowcomm_node.net.congestion import CongestionWatch
 from lowcomm_node.net.stream import CalleeStream, Stream
 from lowcomm_node.net.tls import make_certificate
+from lowcomm_node.net.unsent import keep_little_unsent
 from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_node.sync.link import Incoming, Link
 from lowcomm_node.system.logs import configure_logs
@@ -87,7 +87,7 @@ class Node(End):
 
     async def start(self) -> None:
         """Listen."""
-        self._watching = asyncio.create_task(CongestionWatch().run())
+        self._watching = asyncio.create_task(keep_little_unsent())
         if self.route == "tunnel":
             await self.discovery.start()
             await self.discovery.revive()

@@ -10,7 +10,6 @@ OPTION = "make test OPTIONS=-rs"
 EXCEPTED = (
     "atheris is not installed here",  # a fuzzer that has no wheel for every Python
     "this machine has no IPv6",
-    "this kernel has no BBR",
 )
 """What reasons may begin with: of the kernel, or of what no package manager has."""
 

@@ -13,8 +13,8 @@ from lowcomm_node.fetch.files import FileDownload, Provider, VerifiedFiles
 from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.net.addresses import by_peer
 from lowcomm_node.net.channels import Endpoint
-from lowcomm_node.net.congestion import CongestionWatch
 from lowcomm_node.net.tls import Gatekeeper
+from lowcomm_node.net.unsent import keep_little_unsent
 from lowcomm_node.node.entry import GOODBYE_DEADLINE, Entry
 from lowcomm_node.node.messages import Ready, WriteSnapshot
 from lowcomm_node.node.report import NodeState
@@ -170,8 +170,7 @@ class Run:
         warn = board.warning("defect")
         self._tasks.start(membership.run())
         self._tasks.start(self._state.availability.run(warn))
-        watch = CongestionWatch(board.tell).run
-        self._tasks.start(endure("lossy connections stay as they are", watch, warn))
+        self._tasks.start(endure("the kernel may hold much unsent", keep_little_unsent, warn))
         return membership
 
     def _describe_ourselves(self) -> SelfReport:

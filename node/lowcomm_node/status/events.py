@@ -11,7 +11,6 @@ from typing import Any
 
 from lowcomm_node.catalogue import Waiting
 from lowcomm_node.fetch.records import StateAdopted
-from lowcomm_node.net.congestion import CongestionChanged
 from lowcomm_node.node import messages
 from lowcomm_node.node.messages import Evaluated, InnerStepTaken, Saved, StepFigures, Tokenizing
 from lowcomm_node.owner.rules import Hold
@@ -97,7 +96,7 @@ class OtherEvent(Event, name="other"):
 KINDS: tuple[type[Event], ...] = (
     PhaseEntered, Warned, watchdog.SwarmConnected, watchdog.SwarmLost, watchdog.SwarmUnlisted,
     watchdog.EntryPointAnswers, watchdog.EntryPointSilent, watchdog.AddressesChanged,
-    CongestionChanged, StateAdopted, InnerStepTaken, messages.Skipped, messages.MicroBatch,
+    StateAdopted, InnerStepTaken, messages.Skipped, messages.MicroBatch,
     Evaluated, Saved, messages.NotSaved, SavingAgain, messages.TrainerFailed, ExchangeEnded,
     RunAmended, LimitsChanged, Paused, Resumed, messages.Finished, Contributed,
 )  # fmt: skip

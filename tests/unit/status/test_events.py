@@ -34,7 +34,6 @@ KEYS = {
     "door.open": "peer_id address",
     "door.closed": "peer_id address reason",
     "addresses.changed": "addresses",
-    "congestion.changed": "address before now resent",
     "state.adopted": "donors swarm_step bytes",
     "exchange.applied": EXCHANGE,
     "exchange.no-partner": EXCHANGE,
