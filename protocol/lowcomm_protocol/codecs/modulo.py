@@ -103,7 +103,10 @@ class ModuloCoder(Coder):
     def encode(self, vector: Vector, out: memoryview, scratch: Vector | None = None) -> int:
         target, wanted = self._begin(out, vector.size)
         own = scratch_for(self.name, self.numel, scratch)
-        size = self._encode(vector, wanted, own, target)
+        hashes, codes = self._sent_hashes, self._sent_codes
+        size = modulo_encode(vector, wanted, self.bits, own, target, hashes, codes)
+        if size < 0:
+            raise CodecError(f"{self.name}: block {-1 - size} is not finite: nothing is sent")
         self._own = own
         return self._end(target, size, self._sent_hashes, self._plain)
 
@@ -120,27 +123,6 @@ class ModuloCoder(Coder):
         ranges = self._ranges if self._moved is None else np.maximum(self._ranges, self._moved)
         return target, ranges * np.float32(2.0 * MARGIN / (1 << self.bits))
 
-    def _encode(self, vector: Vector, wanted: Vector, own: Vector, out: Bytes) -> int:
-        whole, rest = divmod(self.numel, BLOCK)
-        size = self._encode_blocks(0, vector, wanted[:whole], BLOCK, own, out)
-        if rest:
-            padded, copied = np.zeros((2, BLOCK), dtype=np.float32)
-            padded[:rest] = vector[-rest:]
-            size += self._encode_blocks(whole, padded, wanted[whole:], rest, copied, out[size:])
-            vector[-rest:], own[-rest:] = padded[:rest], copied[:rest]
-        return size
-
-    def _encode_blocks(
-        self, first: int, vector: Vector, wanted: Vector, count: int, own: Vector, out: Bytes
-    ) -> int:
-        here = slice(first, first + wanted.size)
-        hashes, codes = self._sent_hashes[here], self._sent_codes[here]
-        size = modulo_encode(vector, wanted, first, count, self.bits, own, out, hashes, codes)
-        if size < 0:
-            block = first - 1 - size
-            raise CodecError(f"{self.name}: block {block} is not finite: nothing is sent")
-        return size
-
     def decode(self, data: memoryview, out: Vector) -> bytes:
         own, coded = self._known(), read_only(np.frombuffer(data, dtype=np.uint8))
         blocks, end = modulo_check(coded, self.numel, self.bits, self._codes)
@@ -150,23 +132,8 @@ class ModuloCoder(Coder):
                 "this peer"
             )
         self._theirs = out
-        self._decode(coded, own, out)
+        modulo_decode(coded, own, self.bits, out, self._hashes, self._bad)
         return self._wrapped(coded[end:])
-
-    def _decode(self, data: Bytes, own: Vector, out: Vector) -> None:
-        whole, rest = divmod(self.numel, BLOCK)
-        size = self._decode_blocks(0, whole, data, BLOCK, own, out)
-        if rest:
-            padded, decoded = np.zeros((2, BLOCK), dtype=np.float32)
-            padded[:rest] = own[-rest:]
-            self._decode_blocks(whole, whole + 1, data[size:], rest, padded, decoded)
-            out[-rest:] = decoded[:rest]
-
-    def _decode_blocks(
-        self, first: int, stop: int, data: Bytes, count: int, own: Vector, out: Vector
-    ) -> int:
-        hashes, bad = self._hashes[first:stop], self._bad[first:stop]
-        return modulo_decode(data, own, first, count, self.bits, out, hashes, bad)
 
     def _wrapped(self, end: Bytes) -> bytes:
         if not self._bad.any() and self._total(self._hashes, self._bad) != bytes(end):

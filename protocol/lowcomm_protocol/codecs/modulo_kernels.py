@@ -4,8 +4,8 @@ Apart from it, so that the fuzzer can instrument that file.
 
 Loops over a block have 256 turns, one statement of arithmetic for all values and indices without a
 sign: LLVM vectorizes them then (it does not where an index might count from the end). A vector's
-last block, if it is shorter, comes as 256 values with zeros behind it, and ``count`` says how many
-there are. Sums of hashes are sums of integers, so any width of vectors gives the same bits.
+last block, if it is shorter, counts as 256 values with zeros behind it. Sums of hashes are sums of
+integers, so any width of vectors gives the same bits.
 """
 
 from typing import Any
@@ -145,40 +145,40 @@ def _modulo_bytes(code: Any, count: int, bits: int) -> int:
 def modulo_encode(
     vector: Vector,
     wanted: Vector,
-    first: int,
-    count: int,
     bits: int,
     own: Vector,
     out: Bytes,
     hashes: Any,
     codes: Any,
 ) -> Any:
-    """Code blocks of 256 values from number ``first`` on, with steps of at least ``wanted``
-    (below 0: unknown); bytes, or -1 - block if one is not finite.
+    """Code all blocks with steps of at least ``wanted`` (below 0: unknown); bytes, or -1 - block if
+    one is not finite.
 
     ``own`` gets a copy of ``vector``, which becomes what others decode; ``hashes`` the hash of each
     block's points, 0 for bf16; ``codes`` its step code.
     """
     points, words = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
+    values = np.empty(BLOCK, dtype=np.float32)
     at = np.uint64(0)
     for block in range(np.uint64(wanted.size)):
-        start, number = block * np.uint64(BLOCK), first + np.int64(block) + 1
-        for i in range(np.uint64(BLOCK)):
-            own[start + i] = vector[start + i]
-        code = _code_of(own, start, wanted[block], bits)
+        start = block * np.uint64(BLOCK)
+        count = _take_block(vector, start, values)
+        for i in range(np.uint64(count)):
+            own[start + i] = values[i]
+        code = _code_of(values, wanted[block], bits)
         if code < 0:
             return -1 - np.int64(block)
         body, hash_ = at + np.uint64(HEADER), np.uint64(0)
         if code == 0:
             for i in range(np.uint64(count)):
-                vector[start + i] = bf16_out(own[start + i], out, body + np.uint64(2) * i)
+                vector[start + i] = bf16_out(values[i], out, body + np.uint64(2) * i)
         else:
             step, inverse = MODULO_STEPS[code], INVERSES[code]
             for i in range(np.uint64(BLOCK)):
-                point = nearest(own[start + i] * inverse)
-                points[i] = point
-                vector[start + i] = np.float32(point) * step
-            hash_ = _hash(points.view(np.uint64), number)
+                points[i] = nearest(values[i] * inverse)
+            for i in range(np.uint64(count)):
+                vector[start + i] = np.float32(points[i]) * step
+            hash_ = _hash(points.view(np.uint64), np.int64(block) + 1)
             _pack(points, np.uint64((count + 7) // 8), bits, words, out, body)
         out[at] = code
         for k in range(np.uint64(3)):
@@ -189,9 +189,19 @@ def modulo_encode(
 
 
 @part
-def _code_of(own: Vector, start: Any, wanted: Any, bits: int) -> int:
+def _take_block(vector: Vector, start: Any, into: Vector) -> Any:
+    """Copy a block, with zeros behind the last value of all; how many values it has."""
+    count = min(vector.size - np.int64(start), BLOCK)
+    for i in range(np.uint64(count)):
+        into[i] = vector[start + i]
+    into[count:] = np.float32(0.0)
+    return count
+
+
+@part
+def _code_of(values: Vector, wanted: Any, bits: int) -> int:
     """The code of a block's step, 0 for bf16; -1 if a value is not finite."""
-    peak_bits = np.uint32(peak_of(own.view(np.uint32), start, start + np.uint64(BLOCK)))
+    peak_bits = np.uint32(peak_of(values.view(np.uint32), np.uint64(0), np.uint64(BLOCK)))
     if peak_bits >= BF16_OVERFLOW:
         return -1
     if not wanted >= 0:
@@ -243,19 +253,18 @@ def modulo_check(data: Bytes, numel: int, bits: int, codes: Any) -> tuple[int, i
 
 
 @kernel
-def modulo_decode(
-    data: Bytes, own: Vector, first: int, count: int, bits: int, out: Vector, hashes: Any, bad: Any
-) -> Any:
-    """Decode blocks that `modulo_check` has passed, next to ``own``; the bytes read.
+def modulo_decode(data: Bytes, own: Vector, bits: int, out: Vector, hashes: Any, bad: Any) -> None:
+    """Decode blocks that `modulo_check` has passed, next to ``own``.
 
     ``bad`` marks the blocks that wrapped.
     """
     points, codes = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK, dtype=np.int32)
-    words = np.zeros(BLOCK // 8, dtype=np.uint32)
+    values, words = np.empty(BLOCK, dtype=np.float32), np.zeros(BLOCK // 8, dtype=np.uint32)
     half, mask = np.int32(1 << (bits - 1)), np.int32((1 << bits) - 1)
     at = np.uint64(0)
     for block in range(np.uint64(bad.size)):
-        start, number = block * np.uint64(BLOCK), first + np.int64(block) + 1
+        start = block * np.uint64(BLOCK)
+        count = _take_block(own, start, values)
         body, code = at + np.uint64(HEADER), data[at]
         hash_, sent, far = np.uint64(0), np.uint64(0), np.uint32(0)
         if code == 0:
@@ -265,24 +274,23 @@ def modulo_decode(
             step, inverse = MODULO_STEPS[code], INVERSES[code]
             _unpack(data, body, np.uint64((count + 7) // 8), bits, words, codes)
             for i in range(np.uint64(BLOCK)):
-                steps = np.float32(own[start + i] * inverse)
+                steps = np.float32(values[i] * inverse)
                 far = np.uint32(max(far, np.uint32(np.float32(steps).view(np.uint32) & MAGNITUDE)))
                 near = nearest(steps)
-                point = near + ((codes[i] - near + half) & mask) - half
-                points[i] = point
-                out[start + i] = np.float32(np.int32(point)) * step
-            hash_ = _hash(points.view(np.uint64), number)
+                points[i] = near + ((codes[i] - near + half) & mask) - half
+            for i in range(np.uint64(count)):
+                out[start + i] = np.float32(points[i]) * step
+            hash_ = _hash(points.view(np.uint64), np.int64(block) + 1)
             for k in range(np.uint64(3)):
                 sent |= np.uint64(data[at + np.uint64(1) + k]) << np.uint64(8) * k
             if far >= _TOO_FAR:  # what is kept of such a value is its remainder alone
-                for i in range(np.uint64(BLOCK)):
-                    away = np.float32(own[start + i] * inverse)
+                for i in range(np.uint64(count)):
+                    away = np.float32(values[i] * inverse)
                     if np.uint32(np.float32(away).view(np.uint32) & MAGNITUDE) >= _TOO_FAR:
                         out[start + i] = np.float32(codes[i]) * step
         hashes[block] = hash_
         bad[block] = far >= _TOO_FAR or (hash_ & np.uint64(0xFFFFFF)) != sent
         at = body + np.uint64(_modulo_bytes(code, count, bits))
-    return np.int64(at)
 
 
 @kernel
