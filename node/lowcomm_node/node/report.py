@@ -31,7 +31,6 @@ from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.history import History
-from lowcomm_node.system.machine import priority_of
 from lowcomm_node.system.release import release
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.exchange.events import Outcome
@@ -224,7 +223,6 @@ def _trainer(state: NodeState) -> TrainerStatus:
         total_steps=_settings_now(state, state.run).run.steps if state.run else None,
         tokenizing=state.board.tokenizing,
         memory=supervisor.memory,
-        priority=priority_of(supervisor.pid) if supervisor.pid is not None else None,
         accelerator=supervisor.accelerator,
         **vars(state.board.progress),
     )

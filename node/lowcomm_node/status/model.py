@@ -18,7 +18,7 @@ from lowcomm_node.node.supervisor import Failure
 from lowcomm_node.owner.rules import Hold
 from lowcomm_node.swarm.watchdog import SwarmStatus
 from lowcomm_node.sync.history import ExchangeStatus, IntervalStatus
-from lowcomm_node.system.machine import Accelerator, NodeMemory, Priority
+from lowcomm_node.system.machine import Accelerator, NodeMemory
 
 T = TypeVar("T")
 _adapter = cache(TypeAdapter[Any])
@@ -129,8 +129,6 @@ class TrainerStatus(Progress):
     """While text is tokenized."""
     memory: NodeMemory | None = None
     """Of trainer and daemon together."""
-    priority: Priority | None = None
-    """Mechanism by which training yields to other programs."""
     accelerator: Accelerator | None = None
 
 

@@ -16,7 +16,6 @@ from rich.text import Text
 from lowcomm_node.status.model import Status, SwarmStatus
 from lowcomm_node.status.words import swarm_in_words
 from lowcomm_node.sync.history import ExchangeEnded
-from lowcomm_node.system.machine import EVERYBODY
 from lowcomm_node.system.units import (
     MISSING,
     clean,
@@ -153,10 +152,9 @@ def _losses(status: Status) -> Text:
 def _speed(status: Status) -> Text:
     trainer = status.trainer
     rate = trainer.learning_rate
-    yields = trainer.priority is not None and trainer.priority.behind == EVERYBODY
     return _line(
         f"{quantity(trainer.tokens_per_second)} tokens/s",
-        (f"   {clean(trainer.device or MISSING)}{', yields' if yields else ''}", "dim"),
+        (f"   {clean(trainer.device or MISSING)}", "dim"),
         (f"   {quantity(trainer.parameters)} parameters", "dim"),
         (f"   lr {rate:.2e}" if rate is not None else "", "dim"),
     )

@@ -38,8 +38,8 @@ def _read(*path: Path | str | int) -> str:
 # control groups
 
 
-def folders_of(controller: str, pid: int | str = "self") -> Iterator[list[Path]]:
-    """Yield the folders of the groups around a process, outermost first: of version 2, then of
+def folders_of(controller: str) -> Iterator[list[Path]]:
+    """Yield the folders of the groups around this process, outermost first: of version 2, then of
     version 1.
 
     The first folder is the root that this process sees. In a container without a namespace of its
@@ -49,7 +49,7 @@ def folders_of(controller: str, pid: int | str = "self") -> Iterator[list[Path]]
     mounts = (hybrid if hybrid.is_dir() else GROUPS, GROUPS / controller)
     paths = ["", ""]
     with suppress(OSError, ValueError):  # none here, or not Linux
-        for line in _read(PROC, pid, "cgroup").splitlines():
+        for line in _read(PROC, "self", "cgroup").splitlines():
             number, controllers, path = line.split(":", 2)
             if number == "0":
                 paths[0] = path
@@ -261,25 +261,6 @@ def meter_of(device: str, gpu: str, pid: int | None) -> Gpu | Processor | None:
 
 LAST = 19
 """The level at which training gets only what nobody else wants (SCHED_IDLE)."""
-LIGHT = 0.05
-"""A group with this part of the usual weight, or less, makes way for others."""
-EVERYBODY, NOBODY, ITS_SESSION = "all", "nobody", "session"
-_IDLE_WEIGHT = 0.003
-"""Of a control group with cpu.idle = 1, compared with the usual weight."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Priority:
-    """How a process makes way for others."""
-
-    level: int
-    """Nice level, 0 to 19."""
-    by: str
-    """The mechanism: `nothing`, `nice`, `idle` (SCHED_IDLE), `session` (the nice level of its
-    session) or `group` (the weight of its control group)."""
-    behind: str
-    """For whom: `all` programs, `nobody`, those of its `session` only, or those of a control group,
-    by its name."""
 
 
 def step_back(level: int) -> None:
@@ -295,7 +276,7 @@ def step_back(level: int) -> None:
             os.setpriority(os.PRIO_PROCESS, thread, level_now)
             if level >= LAST:
                 os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-    if _weights(os.getpid()) or not _sessions_count():
+    if _has_weight() or not _sessions_count():
         return
     with suppress(OSError):  # it leads a group
         if os.getsid(0) != os.getpid():
@@ -306,30 +287,6 @@ def step_back(level: int) -> None:
                 return
             except BlockingIOError:
                 sleep(0.11)
-
-
-def priority_of(pid: int) -> Priority | None:
-    """How a process makes way; None if it has gone."""
-    around, by = EVERYBODY, "nice"
-    try:
-        level = os.getpriority(os.PRIO_PROCESS, pid)
-        if sys.platform == "linux":
-            by = "idle" if os.sched_getscheduler(pid) == os.SCHED_IDLE else "nice"
-            groups = _weights(pid)
-            for path, weight in groups:
-                if weight <= LIGHT:  # it makes way for all in the group around it
-                    return Priority(level=level, by="group", behind=around)
-                around = path
-            if not groups and _sessions_count():
-                # A line such as "/autogroup-75 nice 19".
-                if session := int(_read(PROC, pid, "autogroup").split()[-1]):
-                    return Priority(level=session, by="session", behind=EVERYBODY)
-                around = ITS_SESSION
-    except (OSError, ValueError, IndexError):
-        return None
-    if not level and by == "nice":
-        return Priority(level=0, by="nothing", behind=NOBODY)
-    return Priority(level=level, by=by, behind=around)
 
 
 def waited(pid: int) -> float:
@@ -347,20 +304,9 @@ def _sessions_count() -> bool:
     return False
 
 
-def _weights(pid: int) -> list[tuple[str, float]]:
-    """The control groups around a process that share out processors, outermost first, each with its
-    part of the usual weight."""
-    v2, v1 = folders_of("cpu", pid)
-    # The root has no weight of its own; a container that sees itself as the root of version 2 has.
-    for folders, first, file, usual in ((v2, 0, "cpu.weight", 100), (v1, 1, "cpu.shares", 1024)):
-        weights: list[tuple[str, float]] = []
-        for group in folders[first:]:
-            with suppress(OSError, ValueError):
-                weight = int(_read(group, file)) / usual
-                with suppress(OSError):
-                    weight = _IDLE_WEIGHT if _read(group, "cpu.idle") == "1" else weight
-                name = group.relative_to(folders[0]).as_posix().removeprefix(".")
-                weights.append((f"/{name}", weight))
-        if weights:
-            return weights
-    return []
+def _has_weight() -> bool:
+    """Whether control groups share out the processors: where they do, sessions don't count."""
+    v2, v1 = folders_of("cpu")
+    # The root of version 1 always has a weight.
+    files = [folder / "cpu.weight" for folder in v2] + [folder / "cpu.shares" for folder in v1[1:]]
+    return any(file.exists() for file in files)

@@ -42,8 +42,7 @@ KEYS: dict[type, str] = {
         trainer.tokenizing.remaining trainer.steps trainer.swarm_step trainer.tokens
         trainer.tokens_per_second trainer.loss trainer.skipped_steps trainer.learning_rate
         trainer.micro_batch trainer.activation_checkpointing trainer.computing trainer.waited
-        trainer.val_loss_first trainer.val_loss_last trainer.priority trainer.priority.level
-        trainer.priority.by trainer.priority.behind trainer.memory trainer.memory.reckoned
+        trainer.val_loss_first trainer.val_loss_last trainer.memory trainer.memory.reckoned
         trainer.memory.taken trainer.memory.most trainer.accelerator trainer.accelerator.kind
         trainer.accelerator.name trainer.accelerator.load trainer.accelerator.memory_taken
         trainer.accelerator.memory_total claims claims.val_loss claims.told_by releases
