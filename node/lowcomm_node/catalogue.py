@@ -234,7 +234,7 @@ unusable: A contribution can't be decoded, or is implausible; nothing of it was 
     Nothing: the peer loses standing, and is left out if it goes on.
 link-lost: A stream to a peer broke off, or can't be opened; it costs one exchange.
     Nothing, where it is rare; `lowcomm-node peers` shows routes, docs/trouble.md mends them.
-gave-up: The peer gave up an exchange, and said why.
+peer-gave-up: The peer gave up an exchange, and said why.
     Nothing: the fragment is exchanged with another peer.
 too-slow: A contribution would not come before the deadline of the exchange.
     Raise `--exchange-deadline`, or the limits `--max-up` and `--max-down` of the slower end.
