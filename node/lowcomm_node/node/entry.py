@@ -108,8 +108,8 @@ class Entry:
             self.rejoin.keep(self._peers_of(run))
         self._tasks.start(self.rejoin.run())
         admission = RunAdmission(self.settings, run, self.identity.peer_id, time())
-        admission.amending.on_news = self.tell_amendments
-        admission.amending.on_trouble = self.board.warning("amendment")
+        admission.on_news = self.tell_amendments
+        admission.on_trouble = self.board.warning("amendment")
         await admission.look(self.discovery)
         admission.check_ourselves(time())
         return admission

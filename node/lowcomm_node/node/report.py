@@ -70,7 +70,7 @@ class NodeState:
     @property
     def course(self) -> SpecTimeline | None:
         """The settings of the run over its swarm steps, as they are known now."""
-        return self.admission.amending.course if self.admission else None
+        return self.admission.course if self.admission else None
 
 
 def report(state: NodeState) -> Status:

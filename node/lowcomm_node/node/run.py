@@ -166,7 +166,7 @@ class Run:
         own_record = peers_key(self._signed.run_id), self._peer_id
         entry.rejoin.publish_with(membership.republish, own_record)
         entry.rejoin.on_move = self._move
-        self._admission.amending.on_news = self._hear_amendments
+        self._admission.on_news = self._hear_amendments
         warn = board.warning("defect")
         self._tasks.start(membership.run())
         self._tasks.start(self._state.availability.run(warn))

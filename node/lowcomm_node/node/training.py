@@ -99,7 +99,7 @@ class Training:
     @property
     def course(self) -> SpecTimeline:
         """The settings of the run over its swarm steps, as they are known now."""
-        return self._admission.amending.course
+        return self._admission.course
 
     @property
     def is_over(self) -> bool:

@@ -3,8 +3,8 @@
     claim      proves the invite by which we came; kept, since the earliest claims on it count
     uses       claims of others, so that a used-up invite stays so when we start again
     removals   the newest list of removed peers: from the DHT, or written by `lowcomm-node remove`
-    amending   the creator's changes of the run, admission included: from the DHT and peers, or
-               written by `lowcomm-node amend`
+    course     follows the creator's changes of the run, admission included: from the DHT and
+               peers, or written by `lowcomm-node amend`
 
 All lie in the folder of the run. A damaged file counts as missing; the swarm sends it again.
 """
@@ -46,78 +46,26 @@ REMOVALS_LIFE, AMENDMENTS_LIFE = 1800.0, 1800.0
 MAX_USES_BYTES = 4 * 1024**2
 
 
-class Amending:
-    """The amendments of one run: from its home, the DHT and peers."""
+class RunAdmission:
+    """Admission to one run and its amendments, as this node knows them, with its own claim."""
 
-    def __init__(self, run: SignedRun, path: Path) -> None:
-        """Read what the home keeps."""
+    def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:
+        """Read what the home keeps. Raises NotAdmitted if the given invite is not for us."""
+        self._run = run
         self.course = SpecTimeline(run.spec)
         self.on_news: Callable[[list[Amendment]], None] = lambda news: None
         """Called with new amendments."""
         self.on_trouble: Callable[[str], None] = lambda reason: None
         """Called once with the reason why a chain signed by the creator can't be followed."""
-        self._run = run
-        self._path = path
         self._refused: bytes = b""
-        self.key = amendments_key(run.run_id, run.creator)
-        """Of the chain in the DHT."""
-        self.hear(read_small(path, MAX_CHAIN_BYTES))
-
-    def hear(self, data: bytes) -> bool:
-        """Take in an untrusted chain. Returns whether it is newer than ours."""
-        if not data or data in (self.course.chain.data, self._refused):
-            return False
-        try:
-            chain = read_chain(data, self._run.creator)
-            if chain.run_id != self._run.run_id or chain.order <= self.course.chain.order:
-                return False
-            before = len(self.course.chain.links)
-            self.course = SpecTimeline(self._run.spec, chain)
-        except (SpecError, VersionError) as error:
-            self._refused = data
-            self.on_trouble(
-                f"the creator has amended the run in a way that this node can't follow: {error}"
-            )
-            return False
-        except LowcommError as error:
-            log.debug("amendments.refused", reason=str(error))
-            return False
-        self.on_news(list(chain.links[before:]))
-        return True
-
-    async def look(self, discovery: Discovery) -> bool:
-        """Compare with the home and the DHT, and publish ours if theirs is older. Returns whether
-        there was a newer one. Raises DiskFull, OSError."""
-        kept = await asyncio.to_thread(read_small, self._path, MAX_CHAIN_BYTES)
-        theirs = (await discovery.lookup(self.key)).get(self._run.creator, b"")
-        newer = self.hear(kept) | self.hear(theirs)
-        data = self.course.chain.data
-        if data != theirs:
-            await self.publish(discovery)
-        if data and data != kept:
-            await asyncio.to_thread(write_atomic, self._path, data)
-        return newer
-
-    async def publish(self, discovery: Discovery) -> None:
-        """Keep the chain alive in the DHT, since its creator may be away."""
-        creator, data = self._run.creator, self.course.chain.data
-        with suppress(LowcommError):
-            if data:
-                await discovery.publish(self.key, creator, data, AMENDMENTS_LIFE)
-
-
-class RunAdmission:
-    """Admission to one run, as this node knows it, with its own claim."""
-
-    def __init__(self, settings: NodeSettings, run: SignedRun, peer_id: str, now: float) -> None:
-        """Read what the home keeps. Raises NotAdmitted if the given invite is not for us."""
-        self._run = run
-        self.amending = Amending(run, settings.paths.amendments(run.fingerprint))
+        self._amendments = settings.paths.amendments(run.fingerprint)
+        self._amendments_key = amendments_key(run.run_id, run.creator)
+        self._hear_chain(read_small(self._amendments, MAX_CHAIN_BYTES))
         saved = settings.paths.checkpoints(run.fingerprint)
         self._reached = max(CheckpointStore(saved).steps(), default=0) if saved.is_dir() else 0
         """Our own swarm step. Before we train: the highest in the records of the run's peers."""
         self._trains = False
-        self._spec = self.amending.course.at(self._reached)
+        self._spec = self.course.at(self._reached)
         self.rules = Rules.of(run, self._spec)
         self.admission = Admission(self.rules)
         self._settings = settings
@@ -140,10 +88,32 @@ class RunAdmission:
 
     def hear_amendments(self, data: bytes) -> bool:
         """Take in a peer's chain of amendments. Returns whether it is newer than ours."""
-        newer = self.amending.hear(data)
+        newer = self._hear_chain(data)
         if newer:
             self._follow_amendments(time())
         return newer
+
+    def _hear_chain(self, data: bytes) -> bool:
+        """Take in an untrusted chain. Returns whether it is newer than ours."""
+        if not data or data in (self.course.chain.data, self._refused):
+            return False
+        try:
+            chain = read_chain(data, self._run.creator)
+            if chain.run_id != self._run.run_id or chain.order <= self.course.chain.order:
+                return False
+            before = len(self.course.chain.links)
+            self.course = SpecTimeline(self._run.spec, chain)
+        except (SpecError, VersionError) as error:
+            self._refused = data
+            self.on_trouble(
+                f"the creator has amended the run in a way that this node can't follow: {error}"
+            )
+            return False
+        except LowcommError as error:
+            log.debug("amendments.refused", reason=str(error))
+            return False
+        self.on_news(list(chain.links[before:]))
+        return True
 
     def reach(self, swarm_step: int) -> bool:
         """Note the swarm step that our training has reached. Returns whether that changes who may
@@ -155,7 +125,7 @@ class RunAdmission:
     def _follow_amendments(self, now: float) -> bool:
         """Apply the amendments in force at the current swarm step. Returns whether admission
         changes."""
-        spec = self.amending.course.at(self._reached)
+        spec = self.course.at(self._reached)
         if spec is self._spec:
             return False
         self._spec = spec
@@ -170,7 +140,7 @@ class RunAdmission:
     async def _hear_steps(self, discovery: Discovery) -> bool:
         """Before we train, learn the run's swarm step from peers' records. Returns whether
         admission changes. A false record makes us apply early what the creator has signed."""
-        changes = self.amending.course.chain.admissions
+        changes = self.course.chain.admissions
         if self._trains or not any(at > self._reached for at, _, _ in changes):
             return False
         now = time()
@@ -182,22 +152,28 @@ class RunAdmission:
     async def look(self, discovery: Discovery) -> bool:
         """Compare removals and amendments with the DHT, and publish ours if newer. Returns whether
         anything has changed. Raises DiskFull, OSError if news can't be kept."""
-        newer = self._read_removals() | await self.amending.look(discovery)
+        kept = await asyncio.to_thread(read_small, self._amendments, MAX_CHAIN_BYTES)
+        chain = (await discovery.lookup(self._amendments_key)).get(self.rules.creator, b"")
+        newer = self._read_removals() | self._hear_chain(kept) | self._hear_chain(chain)
         newer |= self._follow_amendments(time()) | await self._hear_steps(discovery)
-        theirs = (await discovery.lookup(self._removals_key)).get(self.rules.creator, b"")
+        removals = (await discovery.lookup(self._removals_key)).get(self.rules.creator, b"")
         with suppress(LowcommError):
-            newer |= bool(theirs) and self.admission.hear_removals(theirs)
-        if self.admission.removals.data != theirs:
+            newer |= bool(removals) and self.admission.hear_removals(removals)
+        if (self.course.chain.data, self.admission.removals.data) != (chain, removals):
             await self.publish(discovery)
+        if (data := self.course.chain.data) and data != kept:
+            await asyncio.to_thread(write_atomic, self._amendments, data)
         # Serialize here: the thread must not read dictionaries that the event loop changes.
         await asyncio.to_thread(self._keep, self.admission.removals.data, self.admission.to_bytes())
         return newer
 
     async def publish(self, discovery: Discovery) -> None:
         """Keep removals and amendments alive in the DHT, since their creator may be away."""
-        await self.amending.publish(discovery)
-        creator, data = self.rules.creator, self.admission.removals.data
-        if data:
+        creator, chain = self.rules.creator, self.course.chain.data
+        if chain:
+            with suppress(LowcommError):
+                await discovery.publish(self._amendments_key, creator, chain, AMENDMENTS_LIFE)
+        if data := self.admission.removals.data:
             await discovery.publish(self._removals_key, creator, data, REMOVALS_LIFE)
 
     def _read_removals(self) -> bool:

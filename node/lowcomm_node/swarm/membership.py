@@ -438,7 +438,7 @@ class Membership:
             record=pb.SignedRecord.FromString(self._record()),
             release=self._release,
             uses=self.run_admission.admission.uses_to_tell(alive),
-            amendments=self.run_admission.amending.course.chain.data,
+            amendments=self.run_admission.course.chain.data,
         )
 
     def _record(self) -> bytes:
