@@ -172,7 +172,7 @@ def candidates(
     pairing: str = "hypercube",
     slice_rounds: int = 1,
 ) -> Sequence[str]:
-    """Whom ``me`` should meet, best first.
+    """Peers that ``me`` should meet, best first.
 
     In pairs (``group`` = 2) the partner by ``pairing``, then the others in an order of our own. In
     larger groups the rest of our slice, which stays for ``slice_rounds``; a group of 1 meets
@@ -214,7 +214,7 @@ def must_realign(ours: Offer, others: Iterable[Offer]) -> bool:
 def keeps_momentum(ours: Offer, others: Iterable[Offer]) -> bool:
     """Whether a realignment leaves the outer momentum as it is: all say that theirs is the same.
 
-    Only then do they hold equal bits afterwards. Where somebody has missed an outer step it
+    Only then do they hold equal bits afterwards. Where a member has missed an outer step it
     differs, and so all begin with zeros.
     """
     return bool(ours.momentum_digest) and all(

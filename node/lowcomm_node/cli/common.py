@@ -58,7 +58,7 @@ class Here:
 
     @property
     def folder(self) -> Path:
-        """The home that is meant. Raises ConfigError."""
+        """The home that the options name. Raises ConfigError."""
         return find_home(self.home)
 
     def node(self) -> ControlClient:

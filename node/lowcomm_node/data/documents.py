@@ -194,8 +194,7 @@ def _is_object(line: bytes) -> bool:
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Context with the contents of a file, and the file as it lies on the disk. Raises
-    DataError."""
+    """Open a file: its contents, decompressed, and the raw file. Raises DataError."""
     try:
         with path.open("rb") as raw:
             if path.suffix.lower() in (".gz", ".gzip") or raw.peek(2).startswith(_GZIP):

@@ -194,7 +194,7 @@ class Observations:
     trouble: str = ""
     """Why the swarm does not answer."""
     status: Status | None = None
-    """Of the node that runs, as ``status`` shows it."""
+    """Status of the running node, as ``status`` shows it."""
     members: Sequence[PeerStatus] = ()
     """Peers of the run, as ``peers`` shows them."""
     absent: str = ""

@@ -387,7 +387,7 @@ class Fetch:
         return self.why_not()
 
     def why_not(self) -> str:
-        """Why nobody gives what is missing."""
+        """Why no peer gives the missing pieces."""
         reasons = [f"{peer[-6:]}: {reason}" for peer, reason in self.reasons.items()]
         return "; ".join(reasons[:3]) or "no peer that could give it is here yet"
 

@@ -71,7 +71,7 @@ class GivingTurn:
 
 
 class TurnQueue:
-    """Has one place a peer and kind of content, which a peer finds again after a broken stream."""
+    """Queue with one place for each peer and kind of content, kept over a broken stream."""
 
     def __init__(
         self,

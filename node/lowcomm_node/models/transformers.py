@@ -41,7 +41,7 @@ _WITHOUT_DROPOUT = {
     "gpt_neox": ("attention_dropout", "hidden_dropout"),
 }
 _FULL_EVERY = {"olmo3": 4, "gemma3_text": 6}
-"""Every so many layers one looks back at the whole text."""
+"""Interval of the layers that attend to the whole text."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 

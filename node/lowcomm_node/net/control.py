@@ -183,7 +183,7 @@ def framed(data: bytes) -> bytes:
 
 
 async def send_message(sink: socket.socket, data: bytes) -> None:
-    """Send a message, its length in front of it. Raises LinkLost."""
+    """Send a message, prefixed with its length. Raises LinkLost."""
     try:
         await asyncio.get_running_loop().sock_sendall(sink, framed(data))
     except OSError as error:

@@ -23,7 +23,7 @@ KNOCK_DEADLINE = 6.0
 CLOSE_DEADLINE = 3.0
 ROUTING_DEADLINE = 2.0
 ASKED = 0.5
-"""Seconds: p2pd says in far less that its routing table is empty. Otherwise it asks peers of it."""
+"""Seconds for p2pd to report an empty routing table. With entries it asks peers, and is slower."""
 BACKED_OFF = "no answer (p2pd waits before it dials there again)"
 NO_WAY = "no address of it can be dialed from here"
 _FAILURES = (

@@ -147,7 +147,7 @@ class PeerLimit:
         self._held[peer] += 1
 
     def leave(self, peer: str) -> None:
-        """The counterpart of ``join``."""
+        """Undo ``join``."""
         self._held -= Counter([peer])
 
     @contextmanager

@@ -56,7 +56,7 @@ class Trainer:
     """
 
     pid: int | None = None
-    """Its process, where it has one of its own."""
+    """Process id; None while there is no process."""
 
     def __init__(self, niceness: int = LAST) -> None:
         """``niceness``: how far it steps back for other programs, 0 to 19."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # which imports this module
     from lowcomm_node.simulation.swarm import Swarm
 
 AHEAD = 10**9
-"""Swarm steps that a liar claims too many."""
+"""Swarm steps that a liar adds to its claim."""
 EXCHANGES = 4
 """How many may be under way at once, as in a node."""
 LONGEST = 300.0
@@ -62,7 +62,7 @@ class SimulatedPeer(PeerDriver):
         self.copied = 0
         """How often it has copied a state because it had drifted."""
         self.deeds: list[tuple[str, Offence, str]] = []
-        """What it has held against others: who, how heavy, and why."""
+        """Offences counted against others: peer, weight and reason."""
         self.liveness = Liveness(name)
         self.losses: list[float] = []
         """Loss of every inner step, nats a token."""

@@ -56,7 +56,7 @@ class Member:
     delay: float = 0.0
     """Seconds that its contributions are on their way for longer."""
     pauses: tuple[tuple[float, float], ...] = ()
-    """From when and for how many seconds the machine stands still, like a laptop that is closed."""
+    """Start and length, in seconds, of a standstill of the machine, like a closed laptop's."""
 
 
 @dataclass(frozen=True)

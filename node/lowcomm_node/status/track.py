@@ -38,7 +38,7 @@ LOOK_SECONDS, RETRY_SECONDS = 2.0, 30.0
 LEFT_OUT = ("run.members", "run.creator", "version", "optional")
 """Settings that are no hyperparameters; the members of a list are other people's."""
 LONGEST = 200
-"""Characters of a setting that is a text or a list; the rest is cut."""
+"""Characters kept of a setting that is a text or a list."""
 LOSSES = (figures.TRAINING_LOSS, figures.HELD_OUT)
 """Shown against tokens, too."""
 WAITING = "lowcomm_waiting_ratio"

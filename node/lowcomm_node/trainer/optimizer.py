@@ -211,7 +211,7 @@ class InnerOptimizer:
         }
 
     def has_second(self, name: str) -> bool:
-        """Whether AdamW moves a weight, which keeps a second moment."""
+        """Whether AdamW, which keeps a second moment, updates a weight."""
         return self._part_of[name] is self._adamw
 
     @property

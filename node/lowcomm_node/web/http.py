@@ -140,7 +140,7 @@ class Listening:
     """An application that is served."""
 
     def __init__(self, app: Any, *sockets: socket.socket) -> None:
-        """``app``: of ASGI."""
+        """``app``: an ASGI application."""
 
         async def serve(scope: Any, receive: Any, send: Any) -> None:
             with suppress(asyncio.CancelledError):  # it closes: no error of the application

@@ -113,17 +113,17 @@ class AgreeingExchange(Gathering):
     tally: Tally = field(init=False)
     """What was said of the means; begins again when the members are agreed on."""
     members: tuple[str, ...] = ()
-    """The list that we have named, and agreed on once we are past AGREEING: sorted; shard k belongs
-    to the k-th."""
+    """Sorted members that we named; agreed on once we are past AGREEING. Shard k belongs to the
+    k-th."""
     _rolls: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     _lists: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """What every partner sent, and what we sent ourselves, by peer id."""
+    """Lists that every partner and we ourselves sent, by peer id."""
     _proposed: tuple[str, ...] = ()
-    """The list that we made ourselves, as leader."""
+    """Members that we proposed as leader."""
     _least: int | None = None
-    """How many members are needed, besides more than are elsewhere; None: any."""
+    """Members needed, besides outnumbering those elsewhere; None: any number."""
     _waited: int = 0
-    """Looks at who holds up the others since something came of one."""
+    """Looks at the members that hold up the others since a message of one came."""
 
     def __post_init__(self) -> None:
         self.tally = Tally(self.me, ())

@@ -32,7 +32,7 @@ class ExchangeKind:
 
     name: str
     fits: Callable[[SyncSettings], bool]
-    """Whether a run with these settings uses it."""
+    """Whether a run with these settings exchanges in this way."""
     machine: Callable[[str, Sequence[str], int], Gathering]
     """An exchange: our peer id, candidates, most members."""
     timetable: Callable[[float, float], Timetable]

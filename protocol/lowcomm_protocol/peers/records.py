@@ -252,7 +252,7 @@ def write_credential(
 
 
 def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller:
-    """Check a credential; its caller. Cheap checks come before the signature.
+    """Check a credential and return its caller. Cheap checks come before the signature.
 
     Raises RecordError if it is malformed, stale or misplaced, SignatureError if it is forged.
     """

@@ -30,11 +30,11 @@ MAX_DOUBLINGS = 10
 BOUND = 0.5
 """The score below which a peer is left out."""
 LIGHT = 0.2
-"""What a light deed subtracts from the score."""
+"""Amount that a light offence subtracts from the score."""
 FORGIVEN = 8
 """Stumbles in a row that cost nothing: as many exchanges may break when a machine stops."""
 GOOD = 0.25
-"""The part of a heavy deed, and of the distance to 1, that an applied exchange makes up for."""
+"""Part of a heavy offence, and of the distance to 1, that an applied exchange makes up for."""
 MEMORY = 128
 """Intervals after which a heavy deed counts half."""
 MOST_AT_ONCE = 4
@@ -62,7 +62,7 @@ class Reputation:
     """What is held against one peer."""
 
     missing: float
-    """Distance to a score of 1 at the last change."""
+    """1 minus the score, at the last change."""
     since: int
     """Own inner steps at that time."""
     half_life: int
@@ -141,7 +141,7 @@ class Trust:
         return new
 
     def thank(self, peer: str, steps: int, realigned: bool = False) -> None:
-        """An exchange with this peer was applied; ``realigned``: it makes up for stumbles only."""
+        """Note an applied exchange with this peer; ``realigned``: it makes up for stumbles only."""
         if (one := self._stumbles.get(peer)) is not None:
             one.seconds *= 1.0 - GOOD
             # One that has cost much time is not forgiven for a single exchange that went well.

@@ -19,7 +19,7 @@ Entry = TypeVar("Entry")
 
 
 class Table(UserDict[str, Entry]):
-    """Entries by name, in the order in which they were registered."""
+    """Entries by name, in order of registration."""
 
     def __init__(self, what: str, entries: Mapping[str, Entry | str]) -> None:
         super().__init__(cast("Mapping[str, Entry]", entries))
