@@ -150,7 +150,7 @@ class CatchUp:
         return swarm_step <= newest.swarm_step + self._jump
 
     async def _copy(self, own: int, form: StateForm, drifted: bool) -> Ready:
-        self.disk_quota.require(form.size, "The state of a peer")
+        self.disk_quota.require(form.size, "The state of a peer", part=self.folder / "state")
         self.show("looking at what is here of the swarm's state")
         warn = partial(self.warn, "donor-left-out")
         download = StateDownload(self.folder, form, self._sync, Random(), self._is_plausible, warn)

@@ -81,7 +81,7 @@ class FileDownload(Download[Source]):
         self.file = file
         self.path = path
         self.digests: tuple[bytes, ...] = ()  # SHA-256 of each piece, once they are known
-        self._part = path.with_name(f".{path.name}.part")
+        self.part = path.with_name(f".{path.name}.part")
         self._descriptor: int | None = None
         self._opening, self._writing = asyncio.Lock(), Lock()
 
@@ -132,7 +132,7 @@ class FileDownload(Download[Source]):
         assert self._descriptor is not None
         with disk_full_error(self.path.parent, self.total):
             os.fsync(self._descriptor)
-            self._part.replace(self.path)
+            self.part.replace(self.path)
             sync(self.path.parent)
 
     def close(self) -> None:
@@ -154,10 +154,10 @@ class FileDownload(Download[Source]):
     def _read_part(self, size: int, digests: Sequence[bytes]) -> list[int]:
         """Open and hash the hidden file. Returns the pieces that are missing. Raises DiskFull."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._part.exists():
+        if not self.part.exists():
             require_space(self.path.parent, size)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        self._descriptor = descriptor = os.open(self._part, flags, 0o600)
+        self._descriptor = descriptor = os.open(self.part, flags, 0o600)
         had = os.fstat(descriptor).st_size
         os.ftruncate(descriptor, size)
         return [
@@ -322,8 +322,9 @@ class Provider:
         """Where a file is that the owner did not name; it comes from peers if it is not here."""
         if path := await self._find(file, kept):
             return path
-        self._disk_quota.require(file.size or PIECE_BYTES, f"{file.name} of the run")
         download = FileDownload(file, kept)
+        needed = file.size or PIECE_BYTES
+        self._disk_quota.require(needed, f"{file.name} of the run", part=download.part)
         try:
             await self._fetch(download)
             await asyncio.to_thread(download.finish)

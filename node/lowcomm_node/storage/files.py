@@ -279,16 +279,21 @@ class DiskQuota:
         total = 0
         for folder, folders, files in os.walk(self.home):
             for name in (*folders, *files):
-                with suppress(OSError):  # a file removed meanwhile takes no space
-                    total += Path(folder, name).lstat().st_blocks * _BLOCK
+                total += _space_of(Path(folder, name))
         return total
 
     def room(self) -> float:
         """Bytes that may still be written."""
         return float("inf") if self.most is None else max(0, self.most - self.used())
 
-    def require(self, needed: float, what: str, room: float | None = None) -> None:
-        """Raise DiskFull if ``needed`` bytes of ``what`` exceed ``room`` (None: measure it)."""
+    def require(
+        self, needed: float, what: str, room: float | None = None, part: Path | None = None
+    ) -> None:
+        """Raise DiskFull if ``needed`` bytes of ``what`` exceed ``room`` (None: measure it).
+
+        ``part``: the file that they are written to. What it takes already is counted as used.
+        """
+        needed -= 0 if part is None else _space_of(part)
         room = self.room() if room is None else room
         if self.most is not None and needed > room:
             raise DiskFull(
@@ -296,3 +301,10 @@ class DiskQuota:
                 f"--max-disk {self.most / GIB:g} ({write_size(self.most)}): raise that, or lower "
                 "--keep."
             )
+
+
+def _space_of(path: Path) -> int:
+    """Bytes that a file takes on its disk: none if it was removed meanwhile."""
+    with suppress(OSError):
+        return path.lstat().st_blocks * _BLOCK
+    return 0

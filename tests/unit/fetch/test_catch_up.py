@@ -3,6 +3,7 @@ as they can be believed."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from lowcomm_node.fetch.catch_up import CatchUp, Gatherer
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.node.messages import Adopt
 from lowcomm_node.storage import snapshots
-from lowcomm_node.storage.files import DiskQuota
+from lowcomm_node.storage.files import GIB, DiskQuota
 from lowcomm_protocol.peers.records import PeerInfo, Phase
 from lowcomm_protocol.plan import largest_jump
 from lowcomm_protocol.state import read_manifest, read_piece
@@ -165,6 +166,16 @@ async def test_a_donor_that_trained_on_since_its_record_is_asked_again_and_not_a
         one.greet_all = ask_once_before
         assert (await one.catch_up()).swarm_step == STEP + 2 * JUMP
         assert one.warnings == []
+
+
+async def test_what_is_here_of_a_state_is_no_reason_to_refuse_the_rest(late):
+    async with late(STEP) as one:
+        one.folder.mkdir()
+        (one.folder / "state").write_bytes(b"x" * SMALL.size)
+        allotted = DiskQuota(one.folder, 1.5 * SMALL.size / GIB)
+        one.copier = replace(one.copier, disk_quota=allotted)
+        await one.catch_up()
+        assert one.adopted == [STEP], one.warnings
 
 
 # Whom it copies

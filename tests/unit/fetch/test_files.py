@@ -28,6 +28,7 @@ from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage import file_digests
 from lowcomm_node.storage.file_digests import pin
+from lowcomm_node.storage.files import GIB, DiskQuota
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
@@ -323,3 +324,16 @@ async def test_weights_come_from_the_owner_else_from_the_home_else_from_peers(
     assert not original.exists(), "what a peer sends never lands in the owner's folder"
     await provider(home, run, fetched).provide()
     assert len(fetched) == 1
+
+
+async def test_a_part_that_is_here_is_no_reason_to_refuse_the_rest(
+    original: Path, tmp_path: Path
+) -> None:
+    run, home = run_of(original), tmp_path / "home"
+    start = NodeSettings(home=home).paths.start(run.fingerprint)
+    start.mkdir(parents=True)
+    (start / ".model.safetensors.part").write_bytes(DATA[: 9 * STEP])
+    one = provider(home, run, [])
+    one._disk_quota = DiskQuota(home, 1.2 * SIZE / GIB)
+    _, [path] = await one.provide()
+    assert Path(path).read_bytes() == DATA

@@ -68,3 +68,13 @@ def test_a_text_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) 
         open_data(str(text), "bytes", cache, disk_quota=allotted(tmp_path / "home", 1.0))
     assert not [path for path in cache.iterdir() if path.is_dir()]
     open_data(str(text), "bytes", cache, disk_quota=allotted(tmp_path / "home", 4.0))
+
+
+def test_what_a_part_of_a_file_takes_already_is_not_needed_again(tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.write_bytes(b"x" * MIB)
+    allotted(tmp_path, 2.1).require(2 * MIB, "A file", part=part)
+    with pytest.raises(DiskFull, match="A file needs"):
+        allotted(tmp_path, 1.9).require(2 * MIB, "A file", part=part)
+    with pytest.raises(DiskFull, match="A file needs"):
+        allotted(tmp_path, 2.1).require(2 * MIB, "A file", part=tmp_path / "other")
