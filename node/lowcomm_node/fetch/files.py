@@ -9,6 +9,7 @@ checkpoint needs none, and gives those that it finds.
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -146,13 +147,19 @@ class FileDownload(Download[Source]):
         async with self._opening:
             if self.digests:
                 return
-            self.missing = dict.fromkeys(await asyncio.to_thread(self._read_part, size, digests))
+            stop = Event()
+            try:
+                missing = await asyncio.to_thread(self._read_part, size, digests, stop)
+            finally:
+                stop.set()  # a thread can't be cancelled
+            self.missing = dict.fromkeys(missing)
             self._under_way.clear()
             self.total, self.digests = size, digests
             self.size = size - sum(min(PIECE_BYTES, size - i * PIECE_BYTES) for i in self.missing)
 
-    def _read_part(self, size: int, digests: Sequence[bytes]) -> list[int]:
-        """Open and hash the hidden file. Returns the pieces that are missing. Raises DiskFull."""
+    def _read_part(self, size: int, digests: Sequence[bytes], stop: Event) -> list[int]:
+        """Open and hash the hidden file, unless ``stop`` is set before its end. Returns the pieces
+        that are missing. Raises DiskFull."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.part.exists():
             require_space(self.path.parent, size)
@@ -160,12 +167,19 @@ class FileDownload(Download[Source]):
         self._descriptor = descriptor = os.open(self.part, flags, 0o600)
         had = os.fstat(descriptor).st_size
         os.ftruncate(descriptor, size)
-        return [
-            index
-            for index, digest in enumerate(digests)
-            if index * PIECE_BYTES >= had
-            or sha256(os.pread(descriptor, PIECE_BYTES, index * PIECE_BYTES)).digest() != digest
-        ]
+        missing: list[int] = []
+        for index, digest in enumerate(digests):
+            start = index * PIECE_BYTES
+            with self._writing:  # so that it is not closed meanwhile
+                if stop.is_set():
+                    break
+                if (
+                    start >= had
+                    or _is_hole(descriptor, start, PIECE_BYTES)
+                    or sha256(os.pread(descriptor, PIECE_BYTES, start)).digest() != digest
+                ):
+                    missing.append(index)
+        return missing
 
     def _write(self, index: int, data: bytearray) -> None:
         with self._writing, disk_full_error(self.path.parent, len(data)):
@@ -230,6 +244,16 @@ class VerifiedFiles:
             )
         self.add(file, path, read.pieces)
         return ""
+
+
+def _is_hole(descriptor: int, start: int, size: int) -> bool:
+    """Whether the system knows that nothing was written there."""
+    if not hasattr(os, "SEEK_DATA"):
+        return False
+    try:
+        return os.lseek(descriptor, start, os.SEEK_DATA) >= start + size
+    except OSError as error:
+        return error.errno == errno.ENXIO  # nothing was written from there to the end
 
 
 def _identity(path: Path) -> tuple[int, ...]:

@@ -4,11 +4,13 @@ Each piece is the right one, or its sender is not asked again.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import pytest
 
@@ -275,6 +277,40 @@ async def test_pieces_on_the_disk_are_kept_after_a_crash_and_hashed_again(
     last, _ = await begun()
     assert set(last.missing) == set(range(9))
     last.close()
+
+
+async def test_of_a_part_only_what_was_written_is_read_and_no_more_once_it_is_cancelled(
+    file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, read, goes_on = tmp_path / ".f.part", list[int](), Event()
+    with part.open("wb") as target:
+        for index in (2, 5, 8):
+            target.seek(index * STEP)
+            target.write(DATA[index * STEP : (index + 1) * STEP])
+    pread = os.pread
+
+    def slowly(descriptor: int, size: int, place: int) -> bytes:
+        read.append(place // STEP)
+        goes_on.wait(30)
+        return pread(descriptor, size, place)
+
+    monkeypatch.setattr(files.os, "pread", slowly)
+    stopped = FileDownload(file, tmp_path / "f")
+    work = asyncio.create_task(stopped._begin(SIZE, tuple(digests_of(DATA))))
+    await until_async(lambda: asyncio.sleep(0, bool(read)), 30, "it is read")
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    goes_on.set()
+    stopped.close()
+    await asyncio.sleep(0.1)
+    assert len(read) == 1
+    read.clear()
+    again = FileDownload(file, tmp_path / "f")
+    await again._begin(SIZE, tuple(digests_of(DATA)))
+    again.close()
+    assert set(again.missing) == set(range(10)) - {2, 5, 8}
+    # The system allots whole blocks, so neighbours may be read, too.
+    assert len(read) < 10
 
 
 async def test_nothing_is_given_but_what_has_been_verified_and_left_alone(
