@@ -76,6 +76,9 @@ class CatchUp:
             await self.membership.acquaint()
             await self.membership.greet_all()
             if not self._donors(own, drifted):
+                if copied is None and self._believed(own, drifted):
+                    # No copy is needed: what is here of one has come for nothing.
+                    await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
                 return copied
             try:
                 copied = await self._copy(own, form, drifted)

@@ -178,6 +178,18 @@ async def test_what_is_here_of_a_state_is_no_reason_to_refuse_the_rest(late):
         assert one.adopted == [STEP], one.warnings
 
 
+async def test_what_is_here_of_a_state_goes_once_it_is_known_that_none_is_needed(late):
+    async with late(STEP) as one:
+        one.folder.mkdir()
+        (one.folder / "state").write_bytes(b"x")
+        givers, one.givers = one.givers, []
+        assert await one.catch_up(STEP) is None
+        assert one.folder.exists(), "nobody has been found yet"
+        one.givers = givers
+        assert await one.catch_up(STEP) is None
+        assert not one.folder.exists()
+
+
 # Whom it copies
 
 NOTHING: Any = None
