@@ -78,7 +78,7 @@ class CatchUp:
             if not self._donors(own, drifted):
                 if copied is None and self._believed(own, drifted):
                     # No copy is needed: what is here of one has come for nothing.
-                    await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+                    await _remove(self.folder)
                 return copied
             try:
                 copied = await self._copy(own, form, drifted)
@@ -172,9 +172,9 @@ class CatchUp:
         try:
             ready = await self.trainer.ask(Adopt(folder=str(self.folder), back=back))
         except TrainerError:  # the copy is unusable
-            shutil.rmtree(self.folder, ignore_errors=True)
+            await _remove(self.folder)
             raise
-        shutil.rmtree(self.folder, ignore_errors=True)
+        await _remove(self.folder)
         given, received = tuple(download.peers), fetch.bytes_received
         self.tell(StateAdopted(donors=given, swarm_step=ready.swarm_step, bytes=received))
         return ready
@@ -196,7 +196,7 @@ class Gatherer:
         """The slow weights of the peers nearest to swarm step ``own``, at most three, as far as
         they come within ``seconds``. ``folder`` is emptied first."""
         near = sorted(peers, key=lambda info: abs(info.swarm_step - own))[:MOST_GATHERED]
-        shutil.rmtree(folder, ignore_errors=True)
+        await _remove(folder)
         folder.mkdir(parents=True)
         if not near:
             return Gathered(folder=str(folder), missing="no peer trains beside this node now")
@@ -228,8 +228,13 @@ class Gatherer:
             return str(error)
         finally:
             download.close()
-            shutil.rmtree(incoming, ignore_errors=True)
+            await _remove(incoming)
         return ""
+
+
+async def _remove(folder: Path) -> None:
+    """Remove a folder, on a thread: whole states take a while."""
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _keep_slow(folder: Path, form: StateForm) -> None:

@@ -123,7 +123,7 @@ class Snapshots:
     async def _fresh(self) -> StoredSnapshot:
         async with self._making:  # those who ask meanwhile get the same one
             newest = self._held[-1] if self._held else None
-            if newest is not None and (not self._is_old(newest) or not self._has_room()):
+            if newest is not None and (not self._is_old(newest) or not await self._has_room()):
                 return newest
             began = monotonic()
             refusal = RetryLater("no snapshot can be made here now: ask another peer, or later.")
@@ -146,18 +146,16 @@ class Snapshots:
         life = cost if away > self._useless else max(SHORTEST_LIFE, cost)
         return away > self._stale and monotonic() - one.made > life
 
-    def _has_room(self) -> bool:
+    async def _has_room(self) -> bool:
         """Make room for one more, if one is unused."""
         idle = [one for one in self._held if not one.users]
         if len(self._held) >= MAX_SNAPSHOTS and idle:
-            self._remove(idle[0])
+            self._held.remove(idle[0])
+            await asyncio.to_thread(shutil.rmtree, idle[0].path, ignore_errors=True)
         return len(self._held) < MAX_SNAPSHOTS
 
     def _prune(self) -> None:
         for one in list(self._held):
             if not one.users and monotonic() - one.left >= KEEP_SECONDS:
-                self._remove(one)
-
-    def _remove(self, one: StoredSnapshot) -> None:
-        self._held.remove(one)
-        shutil.rmtree(one.path, ignore_errors=True)
+                self._held.remove(one)
+                shutil.rmtree(one.path, ignore_errors=True)

@@ -2,7 +2,9 @@
 joiner."""
 
 import asyncio
+import shutil
 from pathlib import Path
+from threading import Thread, current_thread, main_thread
 
 import pytest
 
@@ -96,6 +98,23 @@ async def test_there_are_never_more_than_two_and_none_is_taken_from_under_a_join
         assert 0 not in maker.there() and len(maker.there()) <= MAX_SNAPSHOTS
     maker.snapshots.close()
     assert not maker.folder.exists()
+
+
+async def test_making_room_for_one_holds_up_nothing_else(maker: Maker, monkeypatch):
+    threads, rmtree = dict[str, Thread](), shutil.rmtree
+
+    def remove(path: Path, ignore_errors: bool = False) -> None:
+        threads[path.name] = current_thread()
+        rmtree(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(module.shutil, "rmtree", remove)
+    async with maker.snapshots.use() as first:
+        pass
+    for maker.step in (100, 200):
+        async with maker.snapshots.use():
+            pass
+    assert maker.there() == [100, 200]
+    assert threads[first.path.name] is not main_thread()
 
 
 @pytest.mark.parametrize(
