@@ -87,22 +87,11 @@ def is_there(source: str) -> bool:
 def find_files(path: str) -> list[Path]:
     """Sorted files: the path itself, those in the folder at any depth (not hidden), or a glob's.
     Links are followed; what several lead to is read once. Raises ConfigError."""
-    root = expanded(path)
-    if root.is_dir():
-        files = _walk(root)
-    elif root.is_file():
-        files = [root]
-    else:
-        files = map(Path, glob.glob(str(root), recursive=True))  # noqa: PTH207
-    once: dict[tuple[int, int], Path] = {}
-    for file in sorted(files):
-        if file.is_file():
-            once.setdefault(_identity(file), file)
-    return list(once.values())
+    root, once = expanded(path), dict[tuple[int, int], Path]()
 
-
-def _walk(root: Path) -> Iterator[Path]:
-    """The files in a folder at any depth, also behind links, each folder once."""
+    def is_first(found: Path) -> bool:
+        status = found.stat()
+        return once.setdefault((status.st_dev, status.st_ino), found) is found
 
     def refuse(error: OSError) -> None:
         raise ConfigError(
@@ -110,20 +99,16 @@ def _walk(root: Path) -> Iterator[Path]:
             "a folder without it."
         )
 
-    seen = set[tuple[int, int]]()
-    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
-        place = _identity(Path(folder))
-        if place in seen:
-            folders.clear()
-            continue
-        seen.add(place)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(folder, name) for name in files if not name.startswith("."))
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
+    found = [root] if root.is_file() else map(Path, glob.glob(str(root), recursive=True))  # noqa: PTH207
+    if root.is_dir():
+        found = list[Path]()
+        for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+            if is_first(Path(folder)):
+                found += [Path(folder, name) for name in files if not name.startswith(".")]
+                folders[:] = sorted(name for name in folders if not name.startswith("."))
+            else:
+                folders.clear()
+    return [file for file in sorted(found) if file.is_file() and is_first(file)]
 
 
 def expanded(path: str) -> Path:
