@@ -15,11 +15,16 @@ from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation.contents import CONTENTS
 from lowcomm_node.simulation.network import Conditions, Network, SimulatedStream
 from lowcomm_node.simulation.peer import SimulatedPeer
-from lowcomm_node.simulation.words import control_bytes
+from lowcomm_node.sync import frames
+from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.errors import MAX_REASON
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.judging import PLAUSIBLE, Bound
 from lowcomm_protocol.exchange.outer import worst_block_spread
+from lowcomm_protocol.matching import Offer, Refusal
+from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.state import Piece, version_of
@@ -320,3 +325,23 @@ def compare(replicas: Sequence[Replica]) -> tuple[Model, float, float]:
         weight.copy_(average[offset : offset + weight.numel()].view_as(weight))
         offset += weight.numel()
     return replicas[0].model, float(variance.mean().sqrt()), worst_block_spread(vectors)
+
+
+def control_bytes(payload: Any) -> int:
+    """Bytes of the frames that carry a message, without contents, gRPC, HTTP/2 and TLS."""
+    match payload:
+        case Offer():
+            return pb.Frame(hello=frames.to_message(payload)).ByteSize()
+        case Refusal():
+            return frames.refuse(payload).ByteSize()
+        case str():
+            return pb.Frame(abandon=pb.Abandon(reason=payload[:MAX_REASON])).ByteSize()
+        case events.MemberMessage():
+            return frames.frame_of(payload).ByteSize()
+        case bytes():
+            # The frame that announces a content, and what stands before each of its chunks.
+            content = pb.Content(size=len(payload), digest=bytes(32))
+            last = pb.Frame(chunk=pb.Chunk(offset=len(payload), data=b"-")).ByteSize() - 1
+            return pb.Frame(content=content).ByteSize() + last * -(-len(payload) // CHUNK_BYTES)
+        case _:
+            return 0
