@@ -24,7 +24,7 @@ from helpers.statuses import make_peer, make_status
 from lowcomm_node import errors as node_errors
 from lowcomm_node.catalogue import code_of
 from lowcomm_node.cli import app, common, running
-from lowcomm_node.errors import NotRunning
+from lowcomm_node.errors import NoPeers, NotRunning
 from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.status.model import PeerStatus, Status
@@ -347,6 +347,23 @@ def test_init_writes_a_specification_that_says_what_it_means(
     assert {"method", "interval", "group", "consensus", "learning_rate", "source"} <= set(comments)
 
 
+ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
+
+
+def test_a_run_of_bytes_asks_for_no_tokenizer_of_the_home(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def publish(*_: object) -> None:
+        raise NoPeers("Nobody answers.")
+
+    monkeypatch.setattr("lowcomm_node.cli.creator.publish_run", publish)
+    (tmp_path / "config.toml").write_text('tokenizer = "gone.json"\n')
+    run = tmp_path / "run.toml"
+    run.write_text('[run]\nname = "a"\n[sync]\nmethod = "lowcomm"\n')
+    ended = cli("create", str(run), "--home", str(tmp_path), "--peers", ADDRESS)
+    assert ended.err == "error: Nobody answers.\n"
+
+
 # who may take part
 
 
@@ -362,6 +379,7 @@ def test_init_writes_a_specification_that_says_what_it_means(
             "can't be changed while a run trains; these can: run.steps",
         ),
         (("--set", "run.steps=many", "--at", "9"), "'many' is no number"),
+        (("--set", "train.schedule=wsd", "--at", "9"), "No address of the swarm is known"),
         (("--set", "run.steps", "--at", "9"), "expected SETTING=VALUE"),
         (("--set", "run.steps=5", "--at", "9", "--run", "c"), "has created no run 'c', only a@"),
         (("--set", "run.steps=5", "--at", "9"), "No address of the swarm is known"),
