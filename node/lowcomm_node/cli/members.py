@@ -184,6 +184,8 @@ def _parse_change(text: str) -> tuple[str, Any]:
         return name, [member.strip() for member in value.split(",") if member.strip()]
     elif name in ("run.description", "run.admission"):
         return name, value
+    elif name == "train.schedule":
+        return name, value.strip('"')
     else:
         try:
             return name, json.loads(value)
