@@ -146,7 +146,7 @@ class Outgoing:
         self._carrying.cancel()
         await asyncio.gather(self._carrying, return_exceptions=True)
         self._listener.close()
-        asyncio.get_running_loop().call_later(LINGER, self._stream.close)
+        self._stream.close()
 
     async def _carry(self) -> None:
         try:

@@ -47,20 +47,6 @@ async def test_every_byte_comes_in_order_however_slowly_it_is_taken():
     far.close()
 
 
-async def test_what_a_closed_pipe_wrote_last_has_time_to_leave(monkeypatch: pytest.MonkeyPatch):
-    async with pair() as (ada, bob):
-        outgoing = await ada.pipes.dial(bob.peer_id, ())
-        stream = outgoing._stream
-        monkeypatch.setattr(pipe, "LINGER", 0.1)
-        await outgoing.close()
-        assert stream.fileno() >= 0
-
-        async def closed() -> bool:
-            return stream.fileno() < 0
-
-        await until_async(closed, 30, "a closed stream")
-
-
 # Who calls
 
 
