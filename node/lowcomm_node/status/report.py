@@ -41,24 +41,9 @@ TICKS = 4
 COLOURS = ("one", "two", "good", "bad", "quiet")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 FP32_BYTES = 4
-PAGE_STYLE = Path(__file__).parents[1] / "web" / "page" / "page.css"
+PAGE = Path(__file__).parents[1] / "web" / "page"
 SHORT = 18
 """Characters of a cell that is not broken into lines."""
-STYLE = """
-svg { width: 100%; height: auto; }
-svg line { stroke: var(--line); }
-svg text { fill: var(--quiet); font-size: 12px; }
-polyline { fill: none; stroke-width: 2; stroke-linejoin: round; }
-td { white-space: normal; padding-right: 0.75rem; overflow-wrap: anywhere; vertical-align: top; }
-@media (min-width: 40rem) { td.short { white-space: nowrap; } }
-h2.node { margin: 2rem 0 0; font-size: 1.2rem; }
-@media print {
-  :root { --ground: #fff; --ink: #000; --quiet: #444; --line: #ccc; --card: #fff;
-    --one: #0b6e99; --two: #b3480b; --good: #1d6b3a; --bad: #a3211b; }
-  body { max-width: none; padding: 0; }
-  section { break-inside: avoid; }
-}
-"""
 Point = tuple[float, float]
 Rows = Sequence[Sequence[str]]
 Show = Callable[[float], str]
@@ -205,13 +190,14 @@ def _page(stories: Sequence[RunStory]) -> str:
             if value not in ("", (), [])
         ]
         sections.append(_table("Settings of the run", "setting|value", settings))
+    style = "".join((PAGE / name).read_text("utf-8") for name in ("page.css", "report.css"))
     journals = f"{len(stories)} {'journal' if len(stories) == 1 else 'journals'}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title>"
-        f"<style>{PAGE_STYLE.read_text(encoding='utf-8')}{STYLE}</style></head><body>"
+        f"<style>{style}</style></head><body>"
         f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(about)}</p></header>"
         f"<main>{''.join(sections)}</main><footer class=quiet>written {_when(time())} by "
         f"{escape(clean(f'lowcomm-node {describe(PROTOCOL_VERSION)}'))} from {journals}</footer>"
