@@ -217,7 +217,6 @@ def _trainer(state: NodeState) -> TrainerStatus:
         pid=supervisor.pid,
         failures=supervisor.restarts,
         last_failure=supervisor.last_failure,
-        overdue=supervisor.overdue(monotonic()),
         device=ready.device if ready else None,
         parameters=ready.parameters if ready else None,
         total_steps=_settings_now(state, state.run).run.steps if state.run else None,

@@ -42,9 +42,6 @@ from lowcomm_node.system.machine import (
 from lowcomm_node.system.tasks import Enduring, Tasks, Warn, endure
 
 TICK = 1.0
-END_DEADLINE = 180.0
-"""Seconds from the loss of a trainer until its exchanges are ended, its process is gone and its
-memory given back."""
 FATE_DEADLINE = 10.0
 """Seconds to learn how a trainer ended that does not answer any more."""
 MOST = 5
@@ -203,7 +200,6 @@ class Supervisor:
         self._built = self._training = False
         self._lost = asyncio.Event()
         self._failure: Failure | None = None
-        self._lost_at = 0.0
         self._tasks = Tasks()
         self._steps = self._reckoned = 0
         self._pace = TrainerPace(monotonic(), least_silence)
@@ -231,19 +227,6 @@ class Supervisor:
     def pid(self) -> int | None:
         """Its process, where it has one of its own."""
         return self._trainer.pid if self._trainer is not None else None
-
-    def overdue(self, now: float) -> str | None:
-        """Task that the supervisor has not done in time at ``now`` (monotonic seconds), or None.
-
-        This shows a defect of the daemon itself, so the caller can only end it.
-        """
-        if self._failure is not None:
-            late = now - self._lost_at
-            text = f"the trainer was lost {late:.0f} s ago and is not over with yet"
-        else:
-            late = self._pace.silence - self._pace.deadline
-            text = f"nobody ended the trainer, which hangs {late:.0f} s longer than it may"
-        return text if late > END_DEADLINE else None
 
     async def start(self, settings: TrainerSettings) -> Ready:
         """Start a trainer, which builds or resumes its replica.
@@ -352,7 +335,6 @@ class Supervisor:
         # Its own report explains more than how its process ended.
         if self._failure is None:
             self._failure = Failure(kind=kind, reason=reason, step=self._steps)
-            self._lost_at = monotonic()
             self._lost.set()
         return self._failure
 

@@ -117,8 +117,6 @@ class TrainerStatus(Progress):
     failures: int = 0
     """How often it failed since the node started."""
     last_failure: Failure | None = None
-    overdue: str | None = None
-    """The work it hangs at, if the node could not end it."""
     device: str | None
     """Such as `cpu` or `cuda`; null until the model is built."""
     parameters: int | None

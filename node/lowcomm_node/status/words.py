@@ -187,9 +187,9 @@ def judge_health(status: Status) -> Health:
 
 def condition(status: Status) -> Condition:
     """The node's condition for the service manager; ready once it has found its run."""
-    overdue, leaving = status.trainer.overdue, status.leaving
+    overdue, leaving = None, status.leaving
     if leaving is not None and leaving < 0:
-        overdue = overdue or f"the node should have left {-leaving:.0f} s ago"
+        overdue = f"the node should have left {-leaving:.0f} s ago"
     return Condition(
         ready=status.joined, line=summary(status), leaving=leaving is not None, overdue=overdue
     )
@@ -198,11 +198,6 @@ def condition(status: Status) -> Condition:
 def _trouble(status: Status) -> str | None:
     """Why a node that may train is not well."""
     phase, swarm = status.phase, status.swarm
-    if status.trainer.overdue:
-        return (
-            f"{status.trainer.overdue}: end the node and start it again, it resumes from its "
-            "checkpoint"
-        )
     patience = PHASE_PATIENCE.get(phase)
     if status.leaving is not None:
         patience = None if status.leaving >= 0 else 0.0

@@ -26,7 +26,6 @@ def view(**known: Any) -> NodeState:
         pid=None,
         restarts=0,
         last_failure=None,
-        overdue=lambda now: None,
         memory=None,
         accelerator=None,
     )

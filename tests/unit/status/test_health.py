@@ -48,17 +48,6 @@ def test_a_node_that_leaves_is_well_as_long_as_it_has_said() -> None:
     assert not judge_health(status("finishing", unchanged=1.0, leaving=-10.0)).healthy
 
 
-def test_a_trainer_that_the_daemon_should_have_ended_is_not_well() -> None:
-    found = judge_health(
-        status(trainer={"overdue": "nobody ended the trainer, which hangs 31 s longer than it may"})
-    )
-    assert (
-        not found.healthy
-        and "hangs 31 s longer" in found.reason
-        and "start it again" in found.reason
-    )
-
-
 @pytest.mark.parametrize("state", ["lost", "looking", "unlisted"])
 def test_who_is_not_in_the_swarm_for_long_is_not_well_and_says_why(state: str) -> None:
     swarm = {
