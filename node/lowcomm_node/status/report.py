@@ -190,7 +190,9 @@ def _page(stories: Sequence[RunStory]) -> str:
             if value not in ("", (), [])
         ]
         sections.append(_table("Settings of the run", "setting|value", settings))
-    style = "".join((PAGE / name).read_text("utf-8") for name in ("page.css", "report.css"))
+    style = "".join(
+        (PAGE / name).read_text(encoding="utf-8") for name in ("page.css", "report.css")
+    )
     journals = f"{len(stories)} {'journal' if len(stories) == 1 else 'journals'}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
