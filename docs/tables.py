@@ -45,7 +45,7 @@ BOUNDS: dict[type, tuple[str, str]] = {
 RECORDS: dict[str, type] = {
     "status": Status,
     "peers": PeerStatus,
-    "rounds": ExchangeEnded,
+    "exchanges": ExchangeEnded,
     "traffic": Limits,
     "ping": Ping,
     "contribution": Contributed,

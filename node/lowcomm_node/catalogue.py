@@ -86,7 +86,7 @@ far-from-peers: The node is far from most peers, though it has copied their stat
 own-line: Contents of several peers did not come, so the line of this machine is to blame.
     `lowcomm-node ping PEER` measures the line.
 not-applied: The last exchange was not applied; training goes on with the next.
-    Nothing, if it passes; else see the code of the exchange with `lowcomm-node rounds`.
+    Nothing, if it passes; else see the code of the exchange with `lowcomm-node exchanges`.
 owner: The owner has paused the node.
     `lowcomm-node resume`
 schedule: It is outside the hours that the owner gave.
@@ -157,7 +157,7 @@ not-saved: Checkpoints can't be written; training goes on.
 nobody-training: Nobody else was training.
     Wait for others; `lowcomm-node peers` lists who is there.
 no-partner: No peer took part, each for a reason of its own.
-    Nothing, if it passes; `lowcomm-node rounds` tells the reason of each.
+    Nothing, if it passes; `lowcomm-node exchanges` tells the reason of each.
 unanswered: A peer did not answer in time.
 lost: The stream to a peer broke off, or could not be opened.
     Nothing, while it is rare; `lowcomm-node peers` shows routes, docs/trouble.md mends them.

@@ -153,9 +153,6 @@ def control_body() -> Made:
 
         def request_finish(self) -> None: ...
 
-        def rounds(self, limit: int) -> list[dict[str, Any]]:
-            return []
-
         def story(self, last: int) -> dict[str, Any]:
             assert type(last) is int
             return {}

@@ -60,7 +60,7 @@ class Resident(Node):
 
     def rounds(self) -> list[dict[str, Any]]:
         """Its last exchanges."""
-        return to_json(self.ask(lambda client: client.rounds(1000)))
+        return to_json(self.ask(lambda client: client.exchanges(1000)))
 
     def route(self) -> str | None:
         """The first word of its route to the only other peer."""

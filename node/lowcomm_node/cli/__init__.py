@@ -4,7 +4,7 @@ common      options that commands share
 create      init, create, plan: a new run
 members     invite, remove, amend: a run created here
 join        the node itself
-running     status, peers, rounds, wait, web, healthy, exchanges, logs, pause, resume, limits,
+running     status, peers, wait, web, healthy, exchanges, logs, pause, resume, limits,
             finish, stop
 results     checkpoint, generate, report, track
 machine     doctor, ping, id, paths, config, demo

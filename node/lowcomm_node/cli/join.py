@@ -204,7 +204,7 @@ async def _show_panel(daemon: "Node") -> None:
 
     controls = daemon.controls
     with Live(
-        get_renderable=lambda: node_panel(controls.status(), controls.rounds(ROUNDS)),
+        get_renderable=lambda: node_panel(controls.status(), controls.last_exchanges(ROUNDS)),
         auto_refresh=False,
     ) as live:  # which shows the last state when it ends
         while True:

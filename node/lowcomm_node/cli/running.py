@@ -1,4 +1,4 @@
-"""``status``, ``peers``, ``rounds``, ``wait``, ``web``, ``healthy``: look at the running node.
+"""``status``, ``peers``, ``wait``, ``web``, ``healthy``: look at the running node.
 ``exchanges``, ``logs``: what a node of this home has done, also when it runs no more.
 ``pause``, ``resume``, ``limits``, ``finish``, ``stop``: steer the running node.
 """
@@ -59,7 +59,7 @@ def status(here: Here) -> None:
         if here.as_json:
             here.show(now, "")
         else:
-            Console().print(node_panel(now, client.rounds(ROUNDS)))
+            Console().print(node_panel(now, client.exchanges(ROUNDS)))
 
 
 @command()
@@ -165,21 +165,6 @@ def peers(here: Here, order: Annotated[Order | None, typer.Option("--sort")] = N
 
 
 @command()
-def rounds(
-    here: Here,
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
-) -> None:
-    """List the last exchanges, the newest last.
-
-    Args:
-        limit: How many, at most.
-    """
-    with here.node() as client:
-        ended = client.rounds(limit)
-    here.show(ended, rounds_table(ended, _width()) if ended else "no exchange yet")
-
-
-@command()
 def exchanges(
     here: Here,
     limit: Annotated[int, typer.Option(min=1, max=5000)] = 20,
@@ -199,7 +184,7 @@ def exchanges(
     earliest = time.time() - seconds_of(since, "--since: ") if since is not None else 0.0
     journal = Journal(newest(here.folder, run, *JOURNAL))
     ended = journal.exchanges(limit, earliest, outcome and outcome.value, peer)
-    here.show(ended, rounds_table(ended, _width()) if ended else "no such exchange")
+    here.show(ended, exchanges_table(ended, _width()) if ended else "no such exchange")
 
 
 @command()
@@ -398,7 +383,7 @@ def peers_table(alive: Sequence[PeerStatus], width: int) -> str:
     return _table(_PEER_COLUMNS, alive, notes, width)
 
 
-def rounds_table(ended: Sequence[ExchangeEnded], width: int) -> str:
+def exchanges_table(ended: Sequence[ExchangeEnded], width: int) -> str:
     """Exchanges as a table; why one was not applied has its own line."""
     return _table(_EXCHANGE_COLUMNS, ended, lambda one: [one.reason], width)
 

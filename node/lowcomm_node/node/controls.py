@@ -54,8 +54,8 @@ class Controls:
         """Whether the node is well."""
         return judge_health(self.status())
 
-    def rounds(self, limit: int) -> list[ExchangeEnded]:
-        """The last exchanges, newest last."""
+    def last_exchanges(self, limit: int) -> list[ExchangeEnded]:
+        """The last exchanges since the start, newest last."""
         exchanger = self._node.exchanger
         return list(exchanger.history.rounds)[-max(1, limit) :] if exchanger else []
 

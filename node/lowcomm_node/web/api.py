@@ -74,9 +74,6 @@ HEALTH = Query(
     "health", "Whether the node is well, and why: as `lowcomm-node healthy` judges.", Health
 )
 PEERS = Query("peers", "The peers that are alive.", list[PeerStatus])
-ROUNDS = Query(
-    "rounds", "The last exchanges, newest last.", list[ExchangeEnded], {"limit": (int, 20)}
-)
 SAMPLES = Query(
     "samples",
     "Past figures from the journal since a Unix time, evenly thinned to at most `most`.",
@@ -163,6 +160,6 @@ GENERATE = Order(
     timeout=600.0,
 )
 QUERIES: list[Query[Any]] = [
-    STATUS, HEALTH, PEERS, ROUNDS, SAMPLES, EXCHANGES, MESSAGES, LIMITS, CHANGE_LIMITS,
+    STATUS, HEALTH, PEERS, SAMPLES, EXCHANGES, MESSAGES, LIMITS, CHANGE_LIMITS,
     DOCTOR, PING, GATHER, SCHEDULE, EXPORT, PAUSE, RESUME, FINISH, STOP, GENERATE,
 ]  # fmt: skip

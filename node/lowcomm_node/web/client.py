@@ -108,7 +108,7 @@ class ControlClient:
 
     status = partialmethod(ask, api.STATUS)
     peers = partialmethod(ask, api.PEERS)
-    rounds = partialmethod(ask, api.ROUNDS)
+    exchanges = partialmethod(ask, api.EXCHANGES)
     finish = partialmethod(ask, api.FINISH)
     stop = partialmethod(ask, api.STOP)
     pause = partialmethod(ask, api.PAUSE)

@@ -117,7 +117,6 @@ COMMANDS = [
     "demo",
     "status",
     "peers",
-    "rounds",
     "wait",
     "finish",
     "stop",
@@ -189,14 +188,13 @@ def test_the_traceback_is_shown_on_request_and_the_exit_code_stays(flag: str, cl
     [
         "status",
         "peers",
-        "rounds",
         "wait",
         "finish",
         "stop",
         "stop --now",
         "pause 30m",
         "resume",
-        "rounds --limit 3 --json",
+        "peers --json",
     ],
 )
 def test_commands_that_need_the_node_say_how_to_start_it(command: str, cli: Cli) -> None:
@@ -206,7 +204,7 @@ def test_commands_that_need_the_node_say_how_to_start_it(command: str, cli: Cli)
 
 
 @pytest.mark.parametrize(
-    "command", ["sttus", "status --hoem x", "rounds --limit 0", "demo --nodes 0", "wait --step"]
+    "command", ["sttus", "status --hoem x", "exchanges --limit 0", "demo --nodes 0", "wait --step"]
 )
 def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: Cli) -> None:
     assert cli(*command.split()).code == 2

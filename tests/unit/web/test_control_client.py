@@ -59,7 +59,7 @@ class StandIn:
     def peers(self) -> list[PeerStatus]:
         return [PEER]
 
-    def rounds(self, limit: int) -> list[ExchangeEnded]:
+    async def exchanges(self, limit: int, since: int) -> list[ExchangeEnded]:
         return [make_exchange(round=number) for number in range(limit)]
 
     async def samples(self, since: int, most: int) -> list[Sample]:
@@ -179,7 +179,7 @@ def test_what_the_node_tells_arrives_unchanged(node: StandIn, tmp_path: Path) ->
     with ControlClient(tmp_path) as client:
         assert client.status() == STATUS
         assert client.peers() == [PEER]
-        assert client.rounds(3) == [make_exchange(round=number) for number in range(3)]
+        assert client.exchanges(3) == [make_exchange(round=number) for number in range(3)]
         assert client.generate("def ", 7, 0.25, 9) == "DEF "
     assert node.calls == [("def ", 7, 0.25, 9)]
 
@@ -235,7 +235,7 @@ def test_without_the_token_nothing_is_told_and_nothing_done(node: StandIn, tmp_p
     elsewhere.mkdir()
     write_control(elsewhere, port=content["port"], token=content["token"][:-1])
     with ControlClient(elsewhere) as client:
-        for ask in (client.status, client.peers, client.rounds, client.finish, client.stop):
+        for ask in (client.status, client.peers, client.exchanges, client.finish, client.stop):
             with pytest.raises(Unhealthy, match="token"):
                 ask()
         with pytest.raises(Unhealthy, match="token"):
