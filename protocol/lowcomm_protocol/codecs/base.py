@@ -16,9 +16,6 @@ State = Mapping[str, Vector]
 """Vectors by name that a coder keeps in a checkpoint."""
 _Array = TypeVar("_Array", Vector, Bytes)
 
-CHUNK = 1 << 16
-"""Elements that a NumPy codec handles at once, so that its scratch stays small and in the cache."""
-
 
 class FixedCodec(ABC):
     """Turns a float32 vector into ``coded_size(numel)`` bytes and back, the same on every
@@ -43,8 +40,8 @@ class FixedCodec(ABC):
 
     def encode(self, vector: Vector, out: memoryview) -> int:
         """Code ``vector`` into ``out``; bytes written."""
-        self._check_vector(vector)
-        target = self._target(vector, out)
+        self._check_vector(vector, writable=False)
+        target = self._bytes(out, vector.size, writable=True)
         self._encode(read_only(vector), target)
         return target.size
 
@@ -57,7 +54,7 @@ class FixedCodec(ABC):
 
     def decode(self, data: memoryview | bytes, out: Vector) -> None:
         """Decode ``data`` into the preallocated ``out``."""
-        self._check_writable(out)
+        self._check_vector(out)
         self._decode(read_only(self._bytes(data, out.size)), out)
 
     @abstractmethod
@@ -70,38 +67,21 @@ class FixedCodec(ABC):
     def _decode(self, data: Bytes, out: Vector) -> None:
         """Decode. Raises `CodecError`, before it writes, for data that ``_encode`` never writes."""
 
-    def _check_vector(self, vector: Vector) -> None:
-        if vector.dtype != np.float32 or vector.ndim != 1:
+    def _check_vector(self, vector: Vector, writable: bool = True) -> None:
+        flags = vector.flags
+        fits = vector.dtype == np.float32 and vector.ndim == 1
+        if not (fits and flags.c_contiguous and flags.aligned and flags.writeable >= writable):
             raise CodecError(
                 f"{self.name}: an array of {vector.dtype} with {vector.ndim} dimensions: pass "
-                "float32, 1-D"
-            )
-        if not (vector.flags.c_contiguous and vector.flags.aligned):
-            raise CodecError(
-                f"{self.name}: a vector that is not contiguous and aligned: pass a copy of it"
+                "float32, 1-D, contiguous, aligned and, to decode into it, writable"
             )
 
-    def _check_writable(self, vector: Vector) -> None:
-        self._check_vector(vector)
-        if not vector.flags.writeable:
-            raise CodecError(
-                f"{self.name}: the vector to decode into is read-only: pass a writable array"
-            )
-
-    def _target(self, vector: Vector, out: memoryview) -> Bytes:
-        target = self._bytes(out, vector.size)
-        if not target.flags.writeable:
-            raise CodecError(
-                f"{self.name}: the buffer to encode into is read-only: pass a view of a bytearray"
-            )
-        return target
-
-    def _bytes(self, buffer: memoryview | bytes, numel: int) -> Bytes:
+    def _bytes(self, buffer: memoryview | bytes, numel: int, writable: bool = False) -> Bytes:
         view, size = memoryview(buffer), self.coded_size(numel)
-        if view.nbytes != size or not view.c_contiguous:
+        if view.nbytes != size or not view.c_contiguous or (writable and view.readonly):
             raise CodecError(
                 f"{self.name}: a buffer of {view.nbytes} bytes for {numel} values: it must be "
-                f"contiguous and hold exactly {size} bytes"
+                f"contiguous, hold exactly {size} bytes and, to encode into it, be writable"
             )
         return np.frombuffer(view, dtype=np.uint8)
 
@@ -209,11 +189,6 @@ class Coder:
             raise CodecError(
                 f"{self._codec.name}: remembers nothing, but was given {', '.join(state)}"
             )
-
-
-def largest_magnitude(vector: Vector) -> float:
-    """Largest absolute value; NaN or infinity if there is one. Allocates nothing."""
-    return max(abs(float(vector.max())), abs(float(vector.min()))) if vector.size else 0.0
 
 
 def scratch_for(name: str, numel: int, scratch: Vector | None) -> Vector:

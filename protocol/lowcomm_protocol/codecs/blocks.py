@@ -34,8 +34,6 @@ from lowcomm_protocol.codecs.kernels import (
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
-NOTHING = np.empty(0, dtype=np.float32)
-
 
 class BlockCodec(FixedCodec):
     """``bits`` a value behind a scale of ``head`` bytes."""
@@ -44,35 +42,21 @@ class BlockCodec(FixedCodec):
     bits: ClassVar[int]
     kernels: ClassVar[Kernels]
 
-    def send(
-        self,
-        vector: Vector,
-        out: memoryview,
-        residual: Vector = NOTHING,
-        error: Vector = NOTHING,
-    ) -> int:
-        """Code ``vector + residual``; ``vector`` becomes what the others decode.
-
-        ``error`` gets what that lost (`shards.Residual`). Both are empty, or as long as ``vector``.
-        """
-        self._check_writable(vector)
-        self._send(vector, residual, error, self._target(vector, out))
+    def send(self, vector: Vector, out: memoryview) -> int:
+        """Code ``vector``, which becomes what the others decode."""
+        self._check_vector(vector)
+        self._send(vector, self._bytes(out, vector.size, writable=True))
         return memoryview(out).nbytes
 
-    def _send(self, vector: Vector, residual: Vector, error: Vector, out: Bytes) -> None:
+    def _send(self, vector: Vector, out: Bytes) -> None:
         whole, end = self._cut(vector.size)
-        owed = slice(0, whole if residual.size else 0)
-        bad = self.kernels.send(vector[:whole], residual[owed], error[owed], BLOCK, out[:end])
-        rest = vector.size - whole
+        bad, rest = self.kernels.send(vector[:whole], BLOCK, out[:end]), vector.size - whole
         if bad < 0 and rest:
-            padded, before, lost = np.zeros((3, BLOCK), dtype=np.float32)
+            padded, last = np.zeros(BLOCK, dtype=np.float32), np.empty(self._size(BLOCK), np.uint8)
             padded[:rest] = vector[whole:]
-            before[: residual.size - owed.stop] = residual[owed.stop :]
-            size, last = BLOCK if residual.size else 0, np.zeros(self._size(BLOCK), dtype=np.uint8)
-            bad = self.kernels.send(padded, before[:size], lost[:size], rest, last)
+            bad = self.kernels.send(padded, rest, last)
             if bad < 0:
                 vector[whole:], out[end:] = padded[:rest], last[: out.size - end]
-                error[owed.stop :] = lost[: error.size - owed.stop]
         if bad >= 0:
             raise self._refuse_value(vector)
 
@@ -85,7 +69,7 @@ class BlockCodec(FixedCodec):
         return whole, self._size(whole)
 
     def _encode(self, vector: Vector, out: Bytes) -> None:
-        self._send(vector.copy(), NOTHING, NOTHING, out)
+        self._send(vector.copy(), out)
 
     def _decode(self, data: Bytes, out: Vector) -> None:
         whole, end = self._cut(out.size)
@@ -327,28 +311,12 @@ def _q2_restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
             bits[place + k] = level | (code & np.uint32(2)) << np.uint32(30)
 
 
-@part
-def _q2_sent(block: Vector, data: Bytes, at: Any, out: Vector, start: Any) -> None:
-    """What `_q2_restore` gives, without taking the codes apart."""
-    inner = np.uint32(scale_bits(data, at, 2))
-    scale = inner.view(np.float32)
-    outer, edge = np.uint32(_q2_outer(scale)), np.uint32(_q2_edge(scale))
-    given, bits = block.view(np.uint32), out.view(np.uint32)
-    if inner == 0:
-        for i in range(np.uint64(BLOCK)):
-            bits[start + i] = np.uint32(0)
-        return
-    for i in range(np.uint64(BLOCK)):
-        level = outer if np.uint32(given[i] & MAGNITUDE) >= edge else inner
-        bits[start + i] = level | (SIGN if given[i] > SIGN else np.uint32(0))
-
-
 class Q2(BlockCodec):
     """About a quarter of a byte a value (66 bytes for 256)."""
 
     name = "q2"
     head, bits = 2, 2
-    kernels = loops(_q2_code, _q2_holds, _q2_restore, 2 + BLOCK // 4, _q2_sent)
+    kernels = loops(_q2_code, _q2_holds, _q2_restore, 2 + BLOCK // 4)
 
 
 INT8, E3M0, Q2_CODEC = Int8(), E3m0(), Q2()

@@ -26,14 +26,10 @@ from lowcomm_protocol.spec.names import BLOCK
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
 SIGN = np.uint32(0x80000000)
+BF16_OVERFLOW = np.uint32(0x7F7F8000)
+"""Bits of the smallest value that bf16 rounds to infinity."""
 SMALLEST_SCALE = np.float32(2.0**-100)
 SMALLEST_SCALE_BITS = np.uint32((127 - 100) << 23)
-
-LARGEST_WANTED = np.float32(2.0**127)
-"""No codec refuses a value up to here, with its residual added."""
-RESIDUAL_LIMIT = np.float32(16.0)
-"""How many times the largest value of a block a residual may grow to."""
-LARGEST_RESIDUAL = np.float32(2.0**126)
 
 _NEAREST = np.float32(1.5 * 2.0**23)
 _NEAREST_BITS = np.int32(_NEAREST.view(np.int32))
@@ -127,21 +123,19 @@ class Kernels:
     ``count`` is 256, or the values of a last block that comes alone, with zeros behind them.
     """
 
-    send: Callable[[Any, Any, Any, int, Any], int]
-    """``(vector, residual, error, count, out)``: codes ``vector + residual``; ``vector`` becomes
-    what others decode, ``error`` what that lost. Without feedback both are empty."""
+    send: Callable[[Any, int, Any], int]
+    """``(vector, count, out)``: codes ``vector``, which becomes what others decode."""
     check: Callable[[Any], int]
     """``(data)``"""
     decode: Callable[[Any, Any], None]
     """``(data, out)``, where the data was checked."""
 
 
-def loops(code: Any, holds: Any, restore: Any, size: int, sent: Any = None) -> Kernels:
+def loops(code: Any, holds: Any, restore: Any, size: int) -> Kernels:
     """The loops of a codec of ``size`` bytes a block, from parts for one block.
 
     ``code(block, peak, count, integers, codes, out, at)``: False where its scale is too small to
-    write. ``holds(data, at)``, ``restore(data, at, out, start)``; ``sent(block, data, at, out,
-    start)`` does the same, faster.
+    write. ``holds(data, at)``, ``restore(data, at, out, start)``.
     """
     # The parts are globals of copies of the functions below: numba finds no closure in its cache.
     # Each copy has a name of its own. numba names compiled code by the qualified name and a number
@@ -156,8 +150,6 @@ def loops(code: Any, holds: Any, restore: Any, size: int, sent: Any = None) -> K
         copy.__qualname__ = f"{named.__name__.strip('_')}_{name}"
         return copy
 
-    parts["_SENT"] = sent or part(copied(_restored))
-    parts["_BLOCK_CODED"] = part(copied(_block_coded))
     return Kernels(*(kernel(copied(loop)) for loop in (_send, _check, _decode)))
 
 
@@ -165,42 +157,22 @@ _SIZE: int = 0
 _CODE: Any = None
 _HOLDS: Any = None
 _RESTORE: Any = None
-_SENT: Any = None
-_BLOCK_CODED: Any = None
 
 
-def _block_coded(block: Any, count: int, integers: Any, codes: Any, out: Any, at: Any) -> bool:
-    peak = np.uint32(peak_of(block.view(np.uint32), np.uint64(0), np.uint64(BLOCK)))
-    if peak >= INFINITE:
-        return False
-    if not _CODE(block, peak, count, integers, codes, out, at):
-        for i in range(np.uint64(_SIZE)):
-            out[at + i] = np.uint8(0)
-    return True
-
-
-def _restored(block: Any, data: Any, at: Any, out: Any, start: Any) -> None:
-    _RESTORE(data, at, out, start)
-
-
-def _send(vector: Any, residual: Any, error: Any, count: int, out: Any) -> Any:
+def _send(vector: Any, count: int, out: Any) -> Any:
     block, codes = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.uint8)
     integers = np.empty(BLOCK, dtype=np.int32)
     for number in range(np.uint64(vector.size // BLOCK)):
         start, at = number * np.uint64(BLOCK), number * np.uint64(_SIZE)
-        if residual.size:
-            for i in range(np.uint64(BLOCK)):
-                block[i] = wanted_of(vector[start + i], residual[start + i])
-        else:
-            for i in range(np.uint64(BLOCK)):
-                block[i] = vector[start + i]
-        if not _BLOCK_CODED(block, count, integers, codes, out, at):
+        for i in range(np.uint64(BLOCK)):
+            block[i] = vector[start + i]
+        peak = np.uint32(peak_of(block.view(np.uint32), np.uint64(0), np.uint64(BLOCK)))
+        if peak >= INFINITE:
             return np.int64(number)
-        _SENT(block, out, at, vector, start)
-        if residual.size:
-            limit = residual_limit(block, residual[start : start + np.uint64(BLOCK)])
-            for i in range(np.uint64(BLOCK)):
-                error[start + i] = error_of(block[i], vector[start + i], limit)
+        if not _CODE(block, peak, count, integers, codes, out, at):
+            for i in range(np.uint64(_SIZE)):
+                out[at + i] = np.uint8(0)
+        _RESTORE(out, at, vector, start)
     return np.int64(-1)
 
 
@@ -214,35 +186,6 @@ def _check(data: Any) -> Any:
 def _decode(data: Any, out: Any) -> None:
     for number in range(np.uint64(data.size // _SIZE)):
         _RESTORE(data, number * np.uint64(_SIZE), out, number * np.uint64(BLOCK))
-
-
-@part
-def wanted_of(value: Any, residual: Any) -> Any:
-    """The sum, or the value alone where that would be too large to code or is not finite."""
-    total = np.float32(value + residual)
-    return total if abs(total) <= LARGEST_WANTED else value
-
-
-@part
-def residual_limit(wanted: Vector, residual: Vector) -> Any:
-    """Largest residual of a block."""
-    largest, reached = np.uint32(0), np.uint32(0)
-    for i in range(np.uint64(wanted.size)):
-        given, kept = np.float32(wanted[i] - residual[i]), np.float32(residual[i])
-        largest = np.uint32(max(largest, np.uint32(given.view(np.uint32) & MAGNITUDE)))
-        reached = np.uint32(max(reached, np.uint32(kept.view(np.uint32) & MAGNITUDE)))
-    most = np.float32(np.uint32(largest).view(np.float32) * RESIDUAL_LIMIT)
-    limit = max(most, np.uint32(reached).view(np.float32))
-    return limit if limit <= LARGEST_RESIDUAL else LARGEST_RESIDUAL  # "<=" is false for NaN too
-
-
-@part
-def error_of(wanted: Any, sent: Any, limit: Any) -> Any:
-    """What coding has lost, within the limit; 0 where that is not finite."""
-    apart = np.float32(wanted - sent)
-    if not abs(apart) < np.float32(np.inf):
-        apart = np.float32(0.0)
-    return max(-limit, min(limit, apart))
 
 
 @part

@@ -133,21 +133,20 @@ class ModuloCoder(Coder):
             )
         self._theirs = out
         modulo_decode(coded, own, self.bits, out, self._hashes, self._bad)
-        return self._wrapped(coded[end:])
-
-    def _wrapped(self, end: Bytes) -> bytes:
-        if not self._bad.any() and self._total(self._hashes, self._bad) != bytes(end):
+        if not self._bad.any() and self._total(self._hashes, self._bad) != bytes(coded[end:]):
             self._bad[:] = 1  # two errors that cancel: very rare, so everything comes again
         return np.packbits(self._bad).tobytes() if self._bad.any() else b""
 
     def resent_sizes(self, blocks: bytes) -> tuple[int, int]:
         flags = self._flags(blocks)
-        count, values = int(flags.sum()), self._values_of(flags)
+        count = int(flags.sum())
         last = self.numel - (self._blocks - 1) * BLOCK if self._blocks and flags[-1] else BLOCK
-        whole = count - 1 if last < BLOCK else count
+        whole = count - (last < BLOCK)
         digits = whole * (BLOCK // 8 * self.bits)
+        values = whole * BLOCK
         if last < BLOCK:
             digits += min(2 * last, -(-last // 8) * self.bits)
+            values += last
         return count + digits + TOTAL, count + 2 * values + TOTAL
 
     def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
@@ -231,10 +230,6 @@ class ModuloCoder(Coder):
                 f"{self.name}: a bitmap that names blocks beyond the last: drop this peer"
             )
         return flags[: self._blocks].copy()
-
-    def _values_of(self, flags: Bytes) -> int:
-        short = self._blocks * BLOCK - self.numel if self._blocks and flags[-1] else 0
-        return int(flags.sum()) * BLOCK - short
 
     def _end(self, out: Bytes, size: int, hashes: Any, bad: Bytes) -> int:
         out[size : size + TOTAL] = np.frombuffer(self._total(hashes, bad), dtype=np.uint8)

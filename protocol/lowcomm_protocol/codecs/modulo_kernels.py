@@ -14,6 +14,7 @@ import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, Vector
 from lowcomm_protocol.codecs.kernels import (
+    BF16_OVERFLOW,
     MAGNITUDE,
     bf16_in,
     bf16_out,
@@ -37,9 +38,6 @@ MODULO_STEPS = np.array(
 """Step of each code: a quarter of an octave apart, from 2**-40 on; code 0 marks a block in bf16."""
 
 INVERSES = np.append(np.float32(0.0), np.float32(1.0) / MODULO_STEPS[1:])
-
-BF16_OVERFLOW = np.uint32(0x7F7F8000)
-"""Bits of the smallest value that bf16 rounds to infinity."""
 
 MODULO_FAR = np.float32(2.0**21)
 """The largest value that is coded, in steps."""

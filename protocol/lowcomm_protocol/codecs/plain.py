@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import CHUNK, Bytes, FixedCodec, Vector, largest_magnitude
-from lowcomm_protocol.codecs.kernels import INFINITE, kernel, peak_of
+from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
+from lowcomm_protocol.codecs.kernels import BF16_OVERFLOW, INFINITE, bf16_of, kernel, peak_of
 from lowcomm_protocol.errors import CodecError
 
 
@@ -35,10 +35,10 @@ def _largest(bits: Any) -> Any:
     return peak_of(bits, 0, bits.size)
 
 
-OVERFLOW = (2.0 - 2.0**-8) * 2.0**127
-"""From here on a value is as near to 2**128 as to the largest bf16, or nearer."""
-
-BF16_MAGNITUDE, BF16_INFINITY = np.uint16(0x7FFF), 0x7F80
+@kernel
+def _rounded(values: Vector, codes: Any) -> None:
+    for i in range(np.uint64(values.size)):
+        codes[i] = np.float32(bf16_of(values[i])).view(np.uint32) >> np.uint32(16)
 
 
 class Bf16(FixedCodec):
@@ -50,29 +50,18 @@ class Bf16(FixedCodec):
         return 2 * numel
 
     def _encode(self, vector: Vector, out: Bytes) -> None:
-        if not largest_magnitude(vector) < OVERFLOW:  # "not <" catches NaN too
-            raise self._refuse_value(vector, allowed=f"values below {OVERFLOW:.4g}")
-        bits, codes = vector.view(np.uint32), out.view("<u2")
-        for start in range(0, vector.size, CHUNK):
-            part = bits[start : start + CHUNK]
-            rounded = part >> 16
-            rounded &= 1
-            rounded += 0x7FFF
-            rounded += part
-            rounded >>= 16
-            codes[start : start + CHUNK] = rounded
+        if _largest(vector.view("<u4")) >= BF16_OVERFLOW:
+            most = float(BF16_OVERFLOW.view(np.float32))
+            raise self._refuse_value(vector, allowed=f"values below {most:.4g}")
+        _rounded(vector, out.view("<u2"))
 
     def _decode(self, data: Bytes, out: Vector) -> None:
         codes, bits = data.view("<u2"), out.view(np.uint32)
-        for start in range(0, out.size, CHUNK):
-            if int((codes[start : start + CHUNK] & BF16_MAGNITUDE).max()) >= BF16_INFINITY:
-                raise CodecError(
-                    "bf16: the coded data holds NaN or infinity: drop this contribution"
-                )
-        for start in range(0, out.size, CHUNK):
-            part = bits[start : start + CHUNK]
-            part[:] = codes[start : start + CHUNK]
-            part <<= 16
+        positive, negative = codes.view("<i2").max(initial=0), codes.max(initial=0)
+        if positive >= 0x7F80 or negative >= 0xFF80:
+            raise CodecError("bf16: the coded data holds NaN or infinity: drop this contribution")
+        bits[:] = codes
+        bits <<= 16
 
 
 FP32, BF16 = Fp32(), Bf16()

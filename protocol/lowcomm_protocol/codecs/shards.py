@@ -7,20 +7,20 @@ coded without feedback can be coded with it.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import FixedCodec, State, Vector, read_only, scratch_for
-from lowcomm_protocol.codecs.blocks import BlockCodec
-from lowcomm_protocol.codecs.kernels import (
-    LARGEST_RESIDUAL,
-    error_of,
-    kernel,
-    residual_limit,
-    wanted_of,
-)
+from lowcomm_protocol.codecs.base import FixedCodec, State, Vector, scratch_for
+from lowcomm_protocol.codecs.kernels import MAGNITUDE, kernel, part
 from lowcomm_protocol.errors import CodecError, PlanError
 from lowcomm_protocol.spec.names import BLOCK
+
+LARGEST_WANTED = np.float32(2.0**127)
+"""No codec refuses a value up to here, with its residual added."""
+RESIDUAL_LIMIT = np.float32(16.0)
+"""How many times the largest value of a block a residual may grow to."""
+LARGEST_RESIDUAL = np.float32(2.0**126)
 
 Range = tuple[int, int]
 """Values from the first index up to, not including, the second."""
@@ -63,13 +63,9 @@ class Residual:
         """
         residual = self._values[start : start + vector.size]
         error = scratch_for("feedback", vector.size, scratch)
-        if isinstance(codec, BlockCodec):
-            codec.send(vector, out, residual, error)
-        else:
-            residual_add(vector, residual)
-            wanted = vector.copy()
-            codec.send(vector, out)
-            residual_keep(read_only(wanted), read_only(vector), residual, error)
+        residual_add(vector, residual, error)
+        codec.send(vector, out)
+        residual_keep(vector, residual, error)
         self._pending[start, start + vector.size] = error
 
     def commit(self, ranges: Iterable[Range]) -> None:
@@ -193,21 +189,43 @@ class ShardCoder:
             residual.send(self.codec, vector, start, out, scratch)
 
 
-@kernel
-def residual_add(vector: Vector, residual: Vector) -> None:
-    """Add the residual in place, but to values that would grow too large to code."""
-    for i in range(vector.size):
-        vector[i] = wanted_of(vector[i], residual[i])
+@part
+def residual_limit(wanted: Vector, residual: Vector) -> Any:
+    """Largest residual of a block."""
+    largest, reached = np.uint32(0), np.uint32(0)
+    for i in range(np.uint64(wanted.size)):
+        given, kept = np.float32(wanted[i] - residual[i]), np.float32(residual[i])
+        largest = np.uint32(max(largest, np.uint32(given.view(np.uint32) & MAGNITUDE)))
+        reached = np.uint32(max(reached, np.uint32(kept.view(np.uint32) & MAGNITUDE)))
+    most = np.float32(np.uint32(largest).view(np.float32) * RESIDUAL_LIMIT)
+    limit = max(most, np.uint32(reached).view(np.float32))
+    return limit if limit <= LARGEST_RESIDUAL else LARGEST_RESIDUAL  # "<=" is false for NaN too
 
 
 @kernel
-def residual_keep(wanted: Vector, sent: Vector, residual: Vector, error: Vector) -> None:
-    """``error`` gets wanted - sent within the block's limit, and 0 where that is not finite.
+def residual_add(vector: Vector, residual: Vector, wanted: Vector) -> None:
+    """Add the residual in place, but to values that would grow too large to code or are not finite.
+
+    ``wanted`` gets a copy of the sum.
+    """
+    for i in range(np.uint64(vector.size)):
+        total = np.float32(vector[i] + residual[i])
+        vector[i] = total if abs(total) <= LARGEST_WANTED else vector[i]
+        wanted[i] = vector[i]
+
+
+@kernel
+def residual_keep(sent: Vector, residual: Vector, error: Vector) -> None:
+    """``error``, which holds what was to be sent, gets what is lost of it within the block's limit,
+    and 0 where that is not finite.
 
     The limit never is below what the residual has reached: small values do not cut it.
     """
-    for start in range(0, wanted.size, BLOCK):
-        stop = min(wanted.size, start + BLOCK)
-        limit = residual_limit(wanted[start:stop], residual[start:stop])
-        for i in range(start, stop):
-            error[i] = error_of(wanted[i], sent[i], limit)
+    for start in range(0, error.size, BLOCK):
+        here = slice(start, min(error.size, start + BLOCK))
+        wanted, arrived = error[here], sent[here]
+        limit = residual_limit(wanted, residual[here])
+        for i in range(np.uint64(wanted.size)):
+            lost = np.float32(wanted[i] - arrived[i])
+            lost = lost if abs(lost) < np.float32(np.inf) else np.float32(0.0)
+            wanted[i] = max(-limit, min(limit, lost))
