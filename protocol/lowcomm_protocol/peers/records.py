@@ -280,19 +280,12 @@ def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller
 def _check_times(record: pb.PeerRecord, now: float) -> None:
     issued, expires = record.issued_ms / 1000, record.expires_ms / 1000
     life = expires - issued
-    faults = (
-        (
-            is_from_future(issued, now),
-            f"is from {issued - now:.0f} s ahead: set both clocks right",
-            Reason.FROM_FUTURE,
-        ),
-        (expires <= now, f"expired {now - expires:.0f} s ago", Reason.EXPIRED),
-        (
-            life > MAX_LIFE,
-            f"claims a life of {life:.0f} s: at most {MAX_LIFE:.0f}",
-            Reason.LIVES_TOO_LONG,
-        ),
-    )
-    for applies, fault, reason in faults:
-        if applies:
-            raise RecordError(f"The record of {record.peer_id} {fault}.", reason=reason)
+    if is_from_future(issued, now):
+        fault, reason = f"is from {issued - now:.0f} s ahead: set both clocks right", "FROM_FUTURE"
+    elif expires <= now:
+        fault, reason = f"expired {now - expires:.0f} s ago", "EXPIRED"
+    elif life > MAX_LIFE:
+        fault, reason = f"claims a life of {life:.0f} s: at most {MAX_LIFE:.0f}", "LIVES_TOO_LONG"
+    else:
+        return
+    raise RecordError(f"The record of {record.peer_id} {fault}.", reason=Reason[reason])

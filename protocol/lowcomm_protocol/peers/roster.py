@@ -103,14 +103,8 @@ class Roster:
 
     def alive(self, now: float) -> tuple[PeerInfo, ...]:
         """Those of them that have answered or called us recently, ordered by id."""
-        proved = (
-            info for info in self._records.values() if self.liveness.is_proved(info.peer_id, now)
-        )
-        return tuple(
-            sorted(
-                (info for info in proved if self._holds(info, now)), key=lambda info: info.peer_id
-            )
-        )
+        proved = sorted(peer for peer in self._records if self.liveness.is_proved(peer, now))
+        return tuple(filter(None, (self.get(peer, now) for peer in proved)))
 
     def in_phase(self, phase: Phase, now: float) -> tuple[PeerInfo, ...]:
         """The alive peers in one phase."""
@@ -118,11 +112,8 @@ class Roster:
 
     def partners(self, now: float) -> tuple[PeerInfo, ...]:
         """The peers that train, are alive, and answer offers: candidates for exchanges."""
-        return tuple(
-            info
-            for info in self.in_phase(Phase.TRAINING, now)
-            if self.liveness.is_alive(info.peer_id, now)
-        )
+        training = self.in_phase(Phase.TRAINING, now)
+        return tuple(info for info in training if self.liveness.is_alive(info.peer_id, now))
 
     def _read(self, data: bytes, now: float, sender: str | None) -> PeerInfo:
         info = read_record(data, now)

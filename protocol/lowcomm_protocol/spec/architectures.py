@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 Value: TypeAlias = int | float | bool
@@ -24,7 +23,7 @@ class Key:
     default: Value | None = None
     """None: it must be given."""
     least: float = 0
-    most: float = 1
+    most: float = 1.0
 
     def problem(self, value: object) -> str | None:
         """What is wrong with a value; None if nothing is."""
@@ -174,128 +173,103 @@ class Architecture:
         return inside + self.others(given, vocab, context)
 
 
-_FLAG = Key(bool, False)
-_WINDOW = Key(int, 0, 0, 1_048_576)
+_epsilon = partial(Key, float, least=1e-12, most=1e-2)
+_base = partial(Key, float, least=1.5, most=1e9)
+_window = partial(Key, int, most=1_048_576)
 """Tokens that a layer looks back; 0: all."""
 
 
-_epsilon = partial(Key, float, least=1e-12, most=1e-2)
-_base = partial(Key, float, least=1.5, most=1e9)
-_factor = partial(Key, float, least=1e-6, most=1e6)
-_LLAMA = {"rms_norm_eps": _epsilon(1e-6), "rope_theta": _base(10_000.0)}
+def _usual(epsilon: float, base: float = 10_000.0, name: str = "rms_norm_eps") -> dict[str, Key]:
+    """Keys of norms and positions, with these defaults."""
+    return {name: _epsilon(epsilon), "rope_theta": _base(base)}
+
+
+_FLAG = Key(bool, False)
 _BIASED = {"attention_bias": _FLAG}
-_OLMO = {"rms_norm_eps": _epsilon(1e-5), **_BIASED}
+_BIASES = {**_BIASED, "mlp_bias": _FLAG}
+_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
+_FACTOR = Key(float, 1.0, 1e-6, 1e6)
 _LAYER_NORMED = partial(Architecture, gated=False, norms=4, last_norms=2)
 """Norms have biases; the feed-forward half has two matrices."""
 
-ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "llama": Architecture(head="head_dim", more={**_LLAMA, **_BIASED, "mlp_bias": _FLAG}),
-        "mistral": Architecture(head="head_dim", more={**_LLAMA, "sliding_window": _WINDOW}),
-        "qwen2": Architecture(more=_LLAMA, qkv_bias=True),
-        "qwen3": Architecture(head="head_dim", more={**_LLAMA, **_BIASED}, head_norms="head"),
-        "olmo2": Architecture(more={**_OLMO, "rope_theta": _base(10_000.0)}, head_norms="all"),
-        "olmo3": Architecture(
-            more={
-                **_OLMO,
-                "rope_theta": _base(500_000.0),
-                "sliding_window": Key(int, 4096, 1, 1_048_576),
-            },
-            head_norms="all",
-        ),
-        "smollm3": Architecture(
-            more={
-                "rms_norm_eps": _epsilon(1e-6),
-                "rope_theta": _base(2_000_000.0),
-                "no_rope_layer_interval": Key(int, 4, 1, 1024),
-                **_BIASED,
-                "mlp_bias": _FLAG,
-            },
-            tied=True,
-        ),
-        "phi3": Architecture(
-            more={
-                "rms_norm_eps": _epsilon(1e-5),
-                "rope_theta": _base(10_000.0),
-                "partial_rotary_factor": Key(float, 1.0, 0.01, 1.0),
-                "sliding_window": _WINDOW,
-            },
-            fused=True,
-        ),
-        "gemma3_text": Architecture(
-            head="head_dim",
-            more={
-                "rms_norm_eps": _epsilon(1e-6),
-                "rope_theta": _base(1_000_000.0),
-                "rope_local_base_freq": _base(10_000.0),
-                "query_pre_attn_scalar": Key(int, 256, 1, 65_536),
-                "sliding_window": Key(int, 4096, 1, 1_048_576),
-                **_BIASED,
-            },
-            tied=True,
-            norms=4,
-            head_norms="head",
-        ),
-        "granite": Architecture(
-            more={
-                **_LLAMA,
-                **_BIASED,
-                "mlp_bias": _FLAG,
-                "embedding_multiplier": _factor(1.0),
-                "logits_scaling": _factor(1.0),
-                "residual_multiplier": _factor(1.0),
-                "attention_multiplier": _factor(1.0),
-            }
-        ),
-        "starcoder2": _LAYER_NORMED(
-            more={
-                "norm_epsilon": _epsilon(1e-5),
-                "rope_theta": _base(10_000.0),
-                "sliding_window": _WINDOW,
-                "use_bias": Key(bool, True),
-            },
-            tied=True,
-            qkv_bias="use_bias",
-            output_bias="use_bias",
-            inner_bias="use_bias",
-        ),
-        "gpt_neox": _LAYER_NORMED(
-            kv_heads="",
-            more={
-                "layer_norm_eps": _epsilon(1e-5),
-                "rope_theta": _base(10_000.0),
-                "partial_rotary_factor": Key(float, 0.25, 0.01, 1.0),
-                "use_parallel_residual": Key(bool, True),
-                "attention_bias": Key(bool, True),
-            },
-            fused=True,
-            inner_bias=True,
-        ),
-        "gpt2": _LAYER_NORMED(
-            width="n_embd",
-            layers="n_layer",
-            heads="n_head",
-            kv_heads="",
-            inner="n_inner",
-            inner_times=4,
-            context="n_positions",
-            more={"layer_norm_epsilon": _epsilon(1e-5), "scale_attn_by_inverse_layer_idx": _FLAG},
-            tied=True,
-            fused=True,
-            turned=True,
-            qkv_bias=True,
-            output_bias=True,
-            inner_bias=True,
-            learned_positions=True,
-        ),
-        "nanochat": Architecture(
-            more={**_LLAMA, **_BIASED, "final_logit_softcapping": _factor(15.0)},
-            gated=False,
-            norms=0,
-            last_norms=0,
-        ),
-    }
-)
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(head="head_dim", more=_usual(1e-6) | _BIASES),
+    "mistral": Architecture(head="head_dim", more=_usual(1e-6) | {"sliding_window": _window(0)}),
+    "qwen2": Architecture(more=_usual(1e-6), qkv_bias=True),
+    "qwen3": Architecture(head="head_dim", more=_usual(1e-6) | _BIASED, head_norms="head"),
+    "olmo2": Architecture(more=_usual(1e-5) | _BIASED, head_norms="all"),
+    "olmo3": Architecture(
+        more=_usual(1e-5, 500_000.0) | _BIASED | {"sliding_window": _window(4096, least=1)},
+        head_norms="all",
+    ),
+    "smollm3": Architecture(
+        more=_usual(1e-6, 2_000_000.0) | _BIASES | {"no_rope_layer_interval": Key(int, 4, 1, 1024)},
+        tied=True,
+    ),
+    "phi3": Architecture(
+        more=_usual(1e-5)
+        | {"partial_rotary_factor": Key(float, 1.0, 0.01), "sliding_window": _window(0)},
+        fused=True,
+    ),
+    "gemma3_text": Architecture(
+        head="head_dim",
+        more={
+            **_usual(1e-6, 1_000_000.0),
+            **_BIASED,
+            "rope_local_base_freq": _base(10_000.0),
+            "query_pre_attn_scalar": Key(int, 256, 1, 65_536),
+            "sliding_window": _window(4096, least=1),
+        },
+        tied=True,
+        norms=4,
+        head_norms="head",
+    ),
+    "granite": Architecture(
+        more=_usual(1e-6) | _BIASES | dict.fromkeys((*_MULTIPLIERS, "logits_scaling"), _FACTOR)
+    ),
+    "starcoder2": _LAYER_NORMED(
+        more=_usual(1e-5, name="norm_epsilon")
+        | {"sliding_window": _window(0), "use_bias": Key(bool, True)},
+        tied=True,
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        inner_bias="use_bias",
+    ),
+    "gpt_neox": _LAYER_NORMED(
+        kv_heads="",
+        more={
+            **_usual(1e-5, name="layer_norm_eps"),
+            "partial_rotary_factor": Key(float, 0.25, 0.01),
+            "use_parallel_residual": Key(bool, True),
+            "attention_bias": Key(bool, True),
+        },
+        fused=True,
+        inner_bias=True,
+    ),
+    "gpt2": _LAYER_NORMED(
+        width="n_embd",
+        layers="n_layer",
+        heads="n_head",
+        kv_heads="",
+        inner="n_inner",
+        inner_times=4,
+        context="n_positions",
+        more={"layer_norm_epsilon": _epsilon(1e-5), "scale_attn_by_inverse_layer_idx": _FLAG},
+        tied=True,
+        fused=True,
+        turned=True,
+        qkv_bias=True,
+        output_bias=True,
+        inner_bias=True,
+        learned_positions=True,
+    ),
+    "nanochat": Architecture(
+        more=_usual(1e-6) | _BIASED | {"final_logit_softcapping": Key(float, 15.0, 1e-6, 1e6)},
+        gated=False,
+        norms=0,
+        last_norms=0,
+    ),
+}
 """By the library's ``model_type``."""
 
 

@@ -9,46 +9,43 @@ reading with the advice to upgrade, unless the document lists it in ``optional``
 
 import json
 from collections.abc import Container, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, cast
 
 from lowcomm_protocol.errors import SpecError, VersionError
 
 Content = dict[str, Any]
 
-ADDED: Mapping[str, Any] = MappingProxyType(
-    {
-        "optional": (),
-        "model.kv_heads": 0,
-        "model.head_width": 0,
-        "model.qkv_bias": False,
-        "model.qk_norm": True,
-        "model.norm_epsilon": 1e-6,
-        "model.rope_scaling": "none",
-        "model.rope_factor": 8.0,
-        "model.rope_low": 1.0,
-        "model.rope_high": 4.0,
-        "model.rope_original": 8192,
-        "data.tokenizer_sha256": "",
-        "data.tokenizer_size": 0,
-        "data.tokenizer_pieces": "",
-        "data.tokenizer_check": "",
-        "data.begin_tokens": (),
-        "data.end_token": None,
-        "start.files": (),
-        "export.bos_token_id": None,
-        "export.eos_token_id": (),
-        "export.pad_token_id": None,
-        "export.positions": 0,
-        "export.chat_template": "",
-        "export.generation": {},
-        "train.schedule": "cosine",
-        "train.decay": 0.2,
-        "sync.pairing": "hypercube",
-        "sync.slice_rounds": 1,
-        "sync.memory": 0.0,
-    }
-)
+ADDED: Mapping[str, Any] = {
+    "optional": (),
+    "model.kv_heads": 0,
+    "model.head_width": 0,
+    "model.qkv_bias": False,
+    "model.qk_norm": True,
+    "model.norm_epsilon": 1e-6,
+    "model.rope_scaling": "none",
+    "model.rope_factor": 8.0,
+    "model.rope_low": 1.0,
+    "model.rope_high": 4.0,
+    "model.rope_original": 8192,
+    "data.tokenizer_sha256": "",
+    "data.tokenizer_size": 0,
+    "data.tokenizer_pieces": "",
+    "data.tokenizer_check": "",
+    "data.begin_tokens": (),
+    "data.end_token": None,
+    "start.files": (),
+    "export.bos_token_id": None,
+    "export.eos_token_id": (),
+    "export.pad_token_id": None,
+    "export.positions": 0,
+    "export.chat_template": "",
+    "export.generation": {},
+    "train.schedule": "cosine",
+    "train.decay": 0.2,
+    "sync.pairing": "hypercube",
+    "sync.slice_rounds": 1,
+    "sync.memory": 0.0,
+}
 """By ``SECTION.SETTING``: what a document without it means. A new setting needs a line."""
 
 MAX_OPTIONAL = 32

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from lowcomm_protocol.errors import SpecError
@@ -94,7 +93,7 @@ CODECS: Table[CodecEntry] = Table(
     },
 )
 
-RETIRED_CODECS: Mapping[str, CodecEntry] = MappingProxyType({"q1": CodecEntry(None, coarse=True)})
+RETIRED_CODECS: Mapping[str, CodecEntry] = {"q1": CodecEntry(None, coarse=True)}
 """Codecs of earlier releases. Runs that use them can be read, but not trained in."""
 
 

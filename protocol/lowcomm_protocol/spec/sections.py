@@ -56,15 +56,8 @@ _Number = Annotated[int | float, Field(ge=-1000, le=10_000_000, allow_inf_nan=Fa
 _Tokens = Token | Annotated[list[Token], Field(min_length=1, max_length=64)]
 GENERATION_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "suppress_tokens")
 _NUMBERS = (
-    "max_length",
-    "max_new_tokens",
-    "min_p",
-    "no_repeat_ngram_size",
-    "repetition_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
+    *("max_length", "max_new_tokens", "min_p", "no_repeat_ngram_size", "repetition_penalty"),
+    *("temperature", "top_k", "top_p", "typical_p"),
 )
 _STRICT = ConfigDict(strict=True)
 GENERATION: Mapping[str, TypeAdapter[Any]] = {
