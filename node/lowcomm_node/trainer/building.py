@@ -127,31 +127,23 @@ def open_text(
     source = data.source if data.source != "local" else settings.data
     if source is None:
         raise ConfigError("This run trains on text of your own: name it with --data PATH.")
-    cache, progress = Path(settings.data_cache), Telling(tell)
+    cache, progress = Path(settings.data_cache), telling(tell)
     return open_data(source, tokenizer, cache, settings.field, disk_quota, progress)
 
 
-class Telling:
-    """Turns what is tokenized into events with a rate and the time that remains."""
+def telling(tell: Callable[[Tokenizing], None]) -> Callable[[int, int, int], None]:
+    """Takes how far it is, and reports that with a rate and the time that remains."""
+    began = last = monotonic()
 
-    def __init__(
-        self, tell: Callable[[Tokenizing], None], clock: Callable[[], float] = monotonic
-    ) -> None:
-        self._tell = tell
-        self._clock = clock
-        self._began = self._last = clock()
+    def report(done: int, total: int, tokens: int) -> None:
+        nonlocal last
+        now = monotonic()
+        if now >= last + TELL_EVERY:
+            last, rate = now, done / (now - began)
+            remaining = (total - done) / rate if rate else None
+            tell(Tokenizing(done=done, total=total, tokens=tokens, rate=rate, remaining=remaining))
 
-    def __call__(self, done: int, total: int, tokens: int) -> None:
-        """Take in how far it is."""
-        now = self._clock()
-        if now < self._last + TELL_EVERY:
-            return
-        self._last = now
-        rate = done / (now - self._began)
-        remaining = (total - done) / rate if rate else None
-        self._tell(
-            Tokenizing(done=done, total=total, tokens=tokens, rate=rate, remaining=remaining)
-        )
+    return report
 
 
 def ready_of(replica: Replica, arena: Arena) -> Ready:

@@ -384,11 +384,8 @@ class GroupCapture(CapturedFragment[ShardCoder]):
         tokens = {peer: count for peer, count in tokens.items() if peer not in self.left_out}
         ours, phi, pull = self.sent[start:stop], self.phi[start:stop], self.judge.pull
         shares = [ours if peer == self.me else self.received[peer] for peer in tokens]
-        weights, mean, progress = (
-            token_weights(list(tokens.values())),
-            self.mean[start:stop],
-            shares,
-        )
+        weights, mean = token_weights(list(tokens.values())), self.mean[start:stop]
+        progress = shares
         if pull:
             rooms = self.scratch.take(len(shares) * len(phi)).split(len(phi))
             each = zip(shares, rooms, strict=True)

@@ -67,9 +67,9 @@ class AdamW:
         # A fused kernel counts where it computes.
         device = weight.device if self._fused else torch.device("cpu")
         self.state[weight] = {
-            "step": torch.zeros((), dtype=torch.float32, device=device),
             "exp_avg": torch.zeros_like(weight),
             "exp_avg_sq": torch.zeros_like(weight),
+            "step": torch.zeros((), dtype=torch.float32, device=device),
         }
         return self.state[weight]
 
@@ -221,17 +221,12 @@ class InnerOptimizer:
 
     def moment_vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """First and second moments by weight, not copied; empty before the first step."""
-        first: dict[str, Tensor] = {}
-        second: dict[str, Tensor] = {}
-        for name, weight in self._weights.items():
-            part = self._part_of[name]
-            kept = part.state.get(weight)
-            if not kept:
-                return {}, {}
-            first[name] = kept[part.MOMENTS[0]]
-            if self.has_second(name):
-                second[name] = kept[AdamW.MOMENTS[1]]
-        return first, second
+        states = {name: part.state.get(self._weights[name]) for name, part in self._part_of.items()}
+        kept = {name: list(state.values()) for name, state in states.items() if state}
+        if len(kept) < len(states):
+            return {}, {}
+        first = {name: moments[0] for name, moments in kept.items()}
+        return first, {name: kept[name][1] for name in kept if self.has_second(name)}
 
     def adopt(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor], steps: int) -> None:
         """Go on with moments of others after ``steps`` steps."""

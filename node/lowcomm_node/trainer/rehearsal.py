@@ -7,7 +7,7 @@ minute in all: first exchanges would wait for it while training goes on, and rep
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import accumulate, pairwise, permutations
 from pathlib import Path
 from time import monotonic, sleep
@@ -48,17 +48,20 @@ def rehearse(sync: SyncSettings) -> None:
     if kind is None or kind.name not in MEMBERS or sync in _rehearsed:
         return
     folder = kept_in()
-    with alone(Path(folder) if folder else None):
+    with alone(Path(folder)) if folder else nullcontext():
         replicas = [_toy(sync, str(name)) for name in range(MEMBERS[kind.name])]
         for far in MOVES:
             for place, replica in enumerate(replicas, start=1):
-                _move(replica, far * place, seed=place)
+                chance = torch.Generator().manual_seed(place)
+                for weights in replica.weights.values():
+                    weights.data.add_(torch.randn(weights.shape, generator=chance), alpha=far)
+                replica.clock.tick()
             _exchange(replicas, realign=far == 0.0)
     _rehearsed.append(sync)
 
 
 @contextmanager
-def alone(folder: Path | None, patience: float = PATIENCE) -> Iterator[bool]:
+def alone(folder: Path, patience: float = PATIENCE) -> Iterator[bool]:
     """One process after the other: of trainers that start together the first compiles, and the
     others find the result in ``folder``.
 
@@ -68,14 +71,13 @@ def alone(folder: Path | None, patience: float = PATIENCE) -> Iterator[bool]:
     is_alone, give_up = False, monotonic() + patience
     with ExitStack() as stack:
         with suppress(OSError, ConfigError):  # a file system without locks
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-                stack.callback(os.close, descriptor)
-                while not (is_alone := lock(descriptor, fcntl.LOCK_EX, wait=False)):
-                    if monotonic() >= give_up:
-                        break
-                    sleep(LOOK)
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            while not (is_alone := lock(descriptor, fcntl.LOCK_EX, wait=False)):
+                if monotonic() >= give_up:
+                    break
+                sleep(LOOK)
         yield is_alone
 
 
@@ -87,22 +89,12 @@ def _toy(sync: SyncSettings, name: str) -> Replica:
     return Replica(spec, name, text, torch.device("cpu"))
 
 
-def _move(replica: Replica, far: float, seed: int) -> None:
-    chance = torch.Generator().manual_seed(seed)
-    for weights in replica.weights.values():
-        weights.data.add_(torch.randn(weights.shape, generator=chance), alpha=far)
-    replica.clock.tick()
-
-
 def _exchange(replicas: Sequence[Replica], realign: bool) -> None:
     members, first, is_group = [one.peer_id for one in replicas], replicas[0], len(replicas) > 2
     over, coded, means = dict.fromkeys(members, 1), dict[str, list[memoryview]](), {}
     room = 2 * first.exchanged.slack + 8 * first.plan.fragments[0].numel
     for replica in replicas:
         replica.capture(0, realign, members if is_group else ())
-        if first.history[0].past and replica.slow_digest(0) != first.slow_digest(0):
-            digests = first.slow_digest(0), first.momentum_digest(0)
-            replica.take_over(0, memoryview(first.missed(0, 1)), 1, digests)
         out = memoryview(bytearray(room))
         ends = [0, *accumulate(replica.captures[0].encode(out))]
         coded[replica.peer_id] = [out[start:stop] for start, stop in pairwise(ends)]
@@ -122,9 +114,6 @@ def _exchange(replicas: Sequence[Replica], realign: bool) -> None:
         for here, there in permutations(replicas, 2):
             with suppress(ImplausibleError):
                 here.captures[0].take(Part.MEAN, there.peer_id, means[there.peer_id])
-        if first.clock.step == 1 and not first.spec.sync.consensus:
-            replicas[-1].drop(0)  # it misses the first exchange, and takes it over in the next one
-            replicas = replicas[:-1]
     for replica in replicas:
         replica.captures[0].pool(over)
         replica.outer(0)

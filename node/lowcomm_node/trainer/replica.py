@@ -229,12 +229,9 @@ class Replica(InnerReplica):
             landing=landing,
         )
         history = self.history[fragment]
-        if realign:
-            judge.repeats = Repeats(capture.due)
-        else:
-            if history.repeats.numel != capture.due:  # nothing is known of other values
-                history.repeats = Repeats(capture.due)
-            judge.repeats = history.repeats
+        if not realign and history.repeats.numel != capture.due:  # nothing is known of others
+            history.repeats = Repeats(capture.due)
+        judge.repeats = Repeats(capture.due) if realign else history.repeats
         self.captures[fragment] = capture
 
     def contribute(self, fragment: int) -> None:
