@@ -20,7 +20,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import AfterValidator, BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
+from lowcomm_node.owner.settings import BASIC, SETTINGS, NodeSettings, default_of, flag_of
 from lowcomm_node.planner.plan import Plan, plan
 from lowcomm_node.planner.question import question_of, run_of
 from lowcomm_node.planner.words import plan_in_words
@@ -97,12 +97,12 @@ def architectures() -> Iterator[str]:
 
 
 def owner() -> Iterator[str]:
-    """Every setting of a node's owner, by section."""
-    for section in Section:
-        yield from (f"### {section}", "")
+    """Every setting of a node's owner, first those that most may want to set."""
+    for title, is_basic in (("Basic", True), ("Advanced", False)):
+        yield from (f"### {title}", "")
         yield from ("| flag | bounds | if not set | what it is |", "|---|---|---|---|")
         for name, setting in SETTINGS.items():
-            if setting.section is section:
+            if (name in BASIC) is is_basic:
                 flag = f"{flag_of(name)} {setting.unit}".strip().replace("|", "\\|")
                 bounds = _bounds_of(NodeSettings.model_fields[name]).removeprefix("of ")
                 yield f"| `{flag}` | {bounds} | {default_of(name)} | {setting.text} |"

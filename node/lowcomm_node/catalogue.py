@@ -43,7 +43,7 @@ restarting: The trainer failed, and is started again.
 paused: The owner, or a rule of the owner, holds it.
     `lowcomm-node resume`
 finished: The run is over; the node serves its state to others.
-    `lowcomm-node stop` ends it, if you need the machine.
+    `lowcomm-node finish` ends it, if you need the machine.
 left: The node has left the swarm.
     `lowcomm-node join` takes part again.
 
@@ -98,7 +98,7 @@ battery: The machine runs on its battery, and the owner does not want that.
 trainer-failed: The trainer failed, and is started again after a while.
     Nothing, if it happens once; else do what the warning says.
 run-over: The run is over; the node hands its state to others.
-    `lowcomm-node stop` ends it, if you need the machine.
+    `lowcomm-node finish` ends it, if you need the machine.
 
 # warnings
 settings: A setting was given that means nothing here, and is ignored.

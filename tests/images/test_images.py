@@ -58,7 +58,8 @@ def test_an_image_has_no_build_tools_and_tells_what_it_has(engine: Engine, image
     assert [name for name in files if name.startswith(("src/", "wheel/", "pip/", "tests/"))] == []
     config = json.loads(engine.history(image).splitlines()[-1])
     assert config["User"] == "lowcomm" and config["StopSignal"] == "SIGTERM"
-    assert engine.health_check(image) == ["CMD", image, "healthy"]
+    check = ["status", "--check"] if image == "lowcomm-node" else ["healthy"]
+    assert engine.health_check(image) == ["CMD", image, *check]
     bill = json.loads(files[config["Labels"]["lowcomm.sbom"].lstrip("/")])
     versions = {entry["name"]: entry["version"] for entry in bill["components"]}
     lock = dict(

@@ -141,11 +141,11 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
     assert (now["phase"], now["trainer"]["pid"], now["exchanges_running"]) == ("paused", None, [])
     assert len(psutil.Process(a.child.pid).children()) == 1, "p2pd alone is left"
     assert phase_seen_by(b, a) == "paused"
-    well = run("lowcomm_node", "healthy", "--home", str(a.home))
+    well = run("lowcomm_node", "status", "--check", "--home", str(a.home))
     assert (well.returncode, well.stdout) == (0, f"{now['waiting']}\n"), (
         "what its owner wants is health"
     )
-    well = run("lowcomm_node", "healthy", "--home", str(b.home))
+    well = run("lowcomm_node", "status", "--check", "--home", str(b.home))
     assert well.returncode == 0 and well.stdout.startswith("training"), well.stdout
     steps = now["trainer"]["steps"]
     assert now["checkpoint"]["step"] == now["trainer"]["swarm_step"], "nothing is lost"

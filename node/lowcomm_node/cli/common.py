@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from typer.models import OptionInfo
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, kind_of
+from lowcomm_node.owner.settings import BASIC, SETTINGS, NodeSettings, default_of, kind_of
 from lowcomm_node.owner.settings import flag_of as flag_of_setting
 from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
 from lowcomm_node.status.model import to_json
@@ -30,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_TYPES = {bool: "", int: "N", float: "SECONDS", str: "TEXT", Path: "PATH", list[str]: "TEXT"}
+"""Placeholders of options in the help."""
 _HELP = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
@@ -44,7 +47,7 @@ def setting(name: str, text: str | None = None, panel: str | None = None) -> Any
         text = f"{declared.text}; default: {default}." if default else f"{declared.text}."
     # Typer gives a switch a --no- form, unless its flag is named.
     flag = [] if not declared.unit and declared.negation else [flag_of_setting(name)]
-    return typer.Option(*flag, help=text, metavar=declared.unit or None, rich_help_panel=panel)
+    return typer.Option(*flag, help=text, metavar=declared.unit, rich_help_panel=panel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,24 +115,25 @@ def command(
             )
             function(here=here, **values)
 
-        taking.__doc__ = text
+        taking.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", text)  # the terminal wraps it
         whole = signature(function).replace(parameters=given)
         taking.__signature__ = whole  # pyright: ignore[reportAttributeAccessIssue]
-        of.command(name)(taking)
+        of.command(name or function.__name__)(taking)
         return function
 
     return decorate
 
 
 def _helped(parameter: Parameter, helps: Mapping[str, str]) -> Parameter:
-    if parameter.name not in helps:
-        return parameter
     is_needed = parameter.default is Parameter.empty
     kind, info = parameter.annotation, typer.Argument() if is_needed else typer.Option()
     if get_origin(kind) is Annotated:
         kind, info = get_args(kind)
     info = copy(info)
-    info.help = helps[parameter.name]
+    info.help = helps.get(parameter.name, info.help)
+    if info.metavar is None and isinstance(info, OptionInfo):
+        words = (word for plain, word in _TYPES.items() if kind in (plain, plain | None))
+        info.metavar = next(words, None)
     return parameter.replace(annotation=Annotated[kind, info])
 
 
@@ -139,11 +143,11 @@ def option(name: str, kind: Any, text: str, *flags: str, default: Any = None, **
 
 
 def setting_options(names: Sequence[str] | None = None) -> list[Parameter]:
-    """Options for settings of the node; without ``names``, for all, in panels by section."""
+    """Options for settings of the node; without ``names``, for all."""
     options: list[Parameter] = []
     for name in names or SETTINGS:
-        section, kind = SETTINGS[name].section, kind_of(name)
-        panel = section.value if names is None and section is not Section.SWARM else None
+        kind = kind_of(name)
+        panel = "Advanced" if names is None and name not in BASIC else None
         # What Typer does not check, ``NodeSettings`` does.
         plain = kind is Path or (kind is bool and not SETTINGS[name].unit)
         typed = list[str] if kind == tuple[str, ...] else kind if plain else str
@@ -156,13 +160,12 @@ def _parameter(name: str, kind: Any, info: Any, default: Any = None) -> Paramete
     return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
+_COUNTED: dict[str, Any] = {"default": 0, "count": True, "metavar": "", "show_default": False}
 _SHARED = [
     _parameter("home", Path, setting("home")),
-    option("json_", bool, "Machine-readable output.", "--json", default=False),
-    option("quiet", int, "Log less; twice: errors only.", "--quiet", "-q", default=0, count=True),
-    option(
-        "verbose", int, "Log more, and show tracebacks.", "--verbose", "-v", default=0, count=True
-    ),
+    option("json_", bool, "Machine-readable output.", "--json", default=False, metavar=""),
+    option("quiet", int, "Log less; twice: errors only.", "--quiet", "-q", **_COUNTED),
+    option("verbose", int, "Log more, and show tracebacks.", "--verbose", "-v", **_COUNTED),
 ]
 
 

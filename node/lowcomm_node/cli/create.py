@@ -12,8 +12,8 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.app import run_async
 
 LINE = [
-    option("up", str, "What a peer's line sends, a second.", metavar="20Mbit"),
-    option("down", str, "What it receives; default: as much as it sends.", metavar="100Mbit"),
+    option("up", str, "What a peer's line sends, such as 20Mbit.", metavar="RATE"),
+    option("down", str, "What it receives; default: as much as it sends.", metavar="RATE"),
     option(
         "step_seconds", float, "Seconds that a peer takes for an inner step.", metavar="SECONDS"
     ),
@@ -46,7 +46,7 @@ def init(
     member: list[str] | None = None,
     tokenizer: Path | None = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="DIR")] = None,
-    force: bool = False,
+    force: Annotated[bool, typer.Option("--force")] = False,
 ) -> None:
     """Write a commented run specification to edit.
 

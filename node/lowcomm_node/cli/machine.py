@@ -1,4 +1,4 @@
-"""``doctor``, ``ping``, ``id``, ``paths``, ``config``, ``demo``: this machine and its home."""
+"""``doctor``, ``ping``, ``id``, ``config``, ``demo``: this machine and its home."""
 
 import json
 from collections.abc import Sequence
@@ -108,28 +108,24 @@ def _folded(text: str) -> Text:
 
 @command("id")
 def show_id(here: Here) -> None:
-    """Show the peer id of this node, which is its public key. The first call makes it.
+    """Show the peer id of this node, which is its public key, and where its files lie.
 
-    While the node runs, also show its addresses: others can give them to --peers.
+    The first call makes the key. While the node runs, also show its addresses: others can give
+    them to --peers.
     """
     from lowcomm_node.storage.files import load_or_create_identity
 
-    key = Paths(here.folder).identity
-    peer_id = load_or_create_identity(key).peer_id
+    folder = Paths(here.folder)
+    peer_id = load_or_create_identity(folder.identity).peer_id
     addresses: list[str] = []
     with suppress(NodeError), here.node() as client:
         addresses = list(client.status().entry_points)
-    content = {"peer_id": peer_id, "key": str(key), "addresses": addresses}
-    here.show(content, "\n".join([peer_id, *(f"  {address}" for address in addresses)]))
-
-
-@command()
-def paths(here: Here) -> None:
-    """Show where the files of this node lie."""
-    folder = Paths(here.folder)
     names = ("home", "identity", "config", "control", "lock", "runs", "data")
-    content = {name: str(getattr(folder, name)) for name in names}
-    here.show(content, "\n".join(f"{name:<9}{path}" for name, path in content.items()))
+    files = {name: str(getattr(folder, name)) for name in names}
+    lines = [peer_id, *(f"  {address}" for address in addresses)]
+    lines += [f"{name:<9}{path}" for name, path in files.items()]
+    content = {"peer_id": peer_id, "key": files["identity"], "addresses": addresses}
+    here.show(content | {"paths": files}, "\n".join(lines))
 
 
 @command()

@@ -112,7 +112,12 @@ def export(
 
 
 @command(of=checkpoints, home=False)
-def publish(here: Here, folder: Path, repository: str, public: bool = False) -> None:
+def publish(
+    here: Here,
+    folder: Path,
+    repository: str,
+    public: Annotated[bool, typer.Option("--public")] = False,
+) -> None:
     """Upload an export to the Hugging Face Hub, with your own login there.
 
     Example: lowcomm-node checkpoint publish tea alice/tea
@@ -157,7 +162,7 @@ def generate(
     here: Here,
     prompt: Annotated[str, typer.Argument()] = "def ",
     tokens: Annotated[int, typer.Option(min=1, max=4096)] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0.0, metavar="NUMBER")] = 0.8,
     seed: int = 0,
     checkpoint: Path | None = None,
     tokenizer: str | None = None,

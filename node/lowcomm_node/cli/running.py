@@ -1,6 +1,6 @@
-"""``status``, ``peers``, ``wait``, ``web``, ``healthy``: look at the running node.
+"""``status``, ``peers``, ``web``: look at the running node.
 ``exchanges``, ``logs``: what a node of this home has done, also when it runs no more.
-``pause``, ``resume``, ``limits``, ``finish``, ``stop``: steer the running node.
+``pause``, ``resume``, ``limits``, ``finish``: steer the running node.
 """
 
 import json
@@ -12,6 +12,7 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from math import inf
 from typing import Annotated, Any, Literal
 
@@ -24,7 +25,7 @@ from lowcomm_node.owner.settings import CHANGEABLE
 from lowcomm_node.status import words
 from lowcomm_node.status.events import Notice
 from lowcomm_node.status.journal import Journal
-from lowcomm_node.status.model import PeerStatus
+from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system import units
@@ -50,25 +51,42 @@ _PAGE_LINK = """<!doctype html>
 
 
 @command()
-def status(here: Here) -> None:
-    """Show what the node does, and why it waits if it does."""
+def status(
+    here: Here,
+    wait: Annotated[bool, typer.Option("--wait")] = False,
+    step: int | None = None,
+    finished: Annotated[bool, typer.Option("--finished")] = False,
+    timeout: float = 3600.0,
+    check: Annotated[bool, typer.Option("--check")] = False,
+) -> None:
+    """Show what the node does, how long it takes, and why it waits if it does.
+
+    With --check: whether it answers, makes progress, and has heard from a peer within
+    five minutes. A paused node is well.
+
+    Args:
+        wait: Wait until it trains.
+        step: Wait until this swarm step.
+        finished: Wait until the run is over.
+        timeout: Seconds to wait, at most.
+        check: Say in one line whether it is well, and why; exit code 4 if it is not.
+    """
+    if check:
+        _check(here)
+        return
     from lowcomm_node.status.panel import ROUNDS, node_panel
 
     with here.node() as client:
-        now = client.status()
-        if here.as_json:
-            here.show(now, "")
+        if wait or finished or step is not None:
+            now, place = _wait(client, step, finished, timeout)
+            here.show(now, place)
+        elif here.as_json:
+            here.show(client.status(), "")
         else:
-            Console().print(node_panel(now, client.exchanges(ROUNDS)))
+            Console().print(node_panel(client.status(), client.exchanges(ROUNDS)))
 
 
-@command()
-def healthy(here: Here) -> None:
-    """Say in one line whether the node is well, and why. Exit code: 0, or 4 if it is not.
-
-    A node is not well if it does not answer, makes no progress for too long,
-    or has heard from no peer for five minutes. A paused node is well.
-    """
+def _check(here: Here) -> None:
     try:
         with here.node() as client:
             health = words.judge_health(client.status())
@@ -77,6 +95,28 @@ def healthy(here: Here) -> None:
     here.show({"healthy": health.healthy, "reason": health.reason}, health.reason)
     if not health.healthy:
         raise typer.Exit(Unhealthy.exit_code)
+
+
+def _wait(
+    client: ControlClient, step: int | None, finished: bool, timeout: float
+) -> tuple[Status, str]:
+    """Wait until the node trains, reaches a step, or has finished; its status, and a line."""
+    deadline = time.monotonic() + timeout
+    while True:
+        now = client.status()
+        is_reached = now.phase == "finished" or (not finished and now.phase == "training")
+        if step is not None:
+            is_reached = (now.trainer.swarm_step or 0) >= step
+        place = f"{now.phase} at swarm step {now.trainer.swarm_step}"
+        if is_reached:
+            return now, place
+        if now.phase in ("finished", "left"):
+            # Its clock stands still from now on: waiting on would only run into the timeout.
+            raise NodeError(f"The node has {place}: it goes no further.")
+        if time.monotonic() > deadline:
+            why = now.waiting or f"it is {place}"
+            raise RetryLater(f"Not reached within {timeout:.0f} s: {why}.")
+        time.sleep(POLL)
 
 
 @command()
@@ -99,40 +139,6 @@ def web(here: Here, open_: Annotated[bool, typer.Option("--open/--print")] = Tru
         page = Paths(folder).page_link
         write_atomic(page, _PAGE_LINK.format(link=link).encode(), 0o600)
         webbrowser.open(page.as_uri())
-
-
-@command()
-def wait(
-    here: Here,
-    step: int | None = None,
-    finished: Annotated[bool, typer.Option("--finished")] = False,
-    timeout: float = 3600.0,
-) -> None:
-    """Wait until the node trains, reaches a step, or has finished.
-
-    Args:
-        step: Until this swarm step.
-        finished: Until the run is over.
-        timeout: Seconds, at most.
-    """
-    deadline = time.monotonic() + timeout
-    with here.node() as client:
-        while True:
-            now = client.status()
-            place = f"{now.phase} at swarm step {now.trainer.swarm_step}"
-            is_reached = now.phase == "finished" or (not finished and now.phase == "training")
-            if step is not None:
-                is_reached = (now.trainer.swarm_step or 0) >= step
-            if is_reached:
-                here.show(now, place)
-                return
-            if now.phase in ("finished", "left"):
-                # Its clock stands still from now on: waiting on would only run into the timeout.
-                raise NodeError(f"The node has {place}: it goes no further.")
-            if time.monotonic() > deadline:
-                why = now.waiting or f"it is {place}"
-                raise RetryLater(f"Not reached within {timeout:.0f} s: {why}.")
-            time.sleep(POLL)
 
 
 _ORDERS: dict[str, Callable[[PeerStatus], Any]] = {
@@ -289,41 +295,40 @@ def limits(here: Here, flags: dict[str, Any]) -> None:
 
 
 @command()
-def finish(here: Here) -> None:
-    """Save, let running exchanges end, evaluate, say goodbye, leave."""
-    _end(here, lambda client: client.finish(), "finished, saved, said goodbye")
-
-
-@command()
-def stop(here: Here, now: Annotated[bool, typer.Option("--now")] = False) -> None:
-    """Save, give running exchanges 2 s, say goodbye, leave; --now does not save.
+def finish(
+    here: Here,
+    now: Annotated[int, typer.Option("--now", count=True, metavar="", show_default=False)] = 0,
+) -> None:
+    """Let running exchanges end, save, evaluate, say goodbye, leave.
 
     Args:
-        now: Without saving.
+        now: Do not wait for exchanges; twice: do not save.
     """
-    text = "stopped without saving" if now else "saved and stopped"
-    _end(here, lambda client: client.stop(now), text)
-
-
-def _end(here: Here, ask: Callable[[ControlClient], None], text: str) -> None:
-    """Ask the node to end, wait until it has, and show what it leaves behind."""
     with here.node() as client:
-        last = client.status()
+        orders = (client.finish, partial(client.stop, False), partial(client.stop, True))
+        words = ("finished, saved, said goodbye", "saved and stopped", "stopped without saving")
+        chosen = min(now, 2)
+        _end(here, client, orders[chosen], words[chosen])
 
-        def look() -> None:
-            nonlocal last
-            with suppress(NodeError):  # it ends just now
-                last = client.status()
 
-        ask(client)
-        look()
-        deadline = max(END_DEADLINE, last.leaving or 0.0)
-        if not client.wait_ended(deadline, look):
-            pid = client.endpoint.pid
-            raise Unhealthy(
-                f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill "
-                f"{pid}`."
-            )
+def _end(here: Here, client: ControlClient, ask: Callable[[], None], text: str) -> None:
+    """Ask the node to end, wait until it has, and show what it leaves behind."""
+    last = client.status()
+
+    def look() -> None:
+        nonlocal last
+        with suppress(NodeError):  # it ends just now
+            last = client.status()
+
+    ask()
+    look()
+    deadline = max(END_DEADLINE, last.leaving or 0.0)
+    if not client.wait_ended(deadline, look):
+        pid = client.endpoint.pid
+        raise Unhealthy(
+            f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill "
+            f"{pid}`."
+        )
     given, home = words.contribution(last), here.folder
     if last.run is not None:
         from lowcomm_node.storage.checkpoint import CheckpointStore

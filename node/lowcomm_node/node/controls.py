@@ -116,7 +116,7 @@ class Controls:
         if self._node.ready is None or not supervisor.runs:
             raise TrainerError(
                 f"The model is not loaded, for the node is {self._node.board.phase}: `lowcomm-node "
-                "status` tells why, and `lowcomm-node wait` when it trains."
+                "status` tells why, and `lowcomm-node status --wait` when it trains."
             )
         request = Generate(prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
         return (await supervisor.trainer.ask(request)).text

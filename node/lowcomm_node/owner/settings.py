@@ -8,8 +8,7 @@ row of ``docs/node.md``. All of them are made from its name, its type, its defau
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_origin
@@ -146,18 +145,6 @@ Hours = Annotated[
 """When to train; None, written none: at any time."""
 
 
-class Section(StrEnum):
-    """The headings under which help and docs show the settings."""
-
-    SWARM = "Swarm"
-    TEXT = "Text to train on"
-    ADDRESSES = "Addresses"
-    MACHINE = "Share of this machine"
-    NETWORK = "Share of the network"
-    HOURS = "When to train"
-    TIMES = "Times"
-
-
 @dataclass(frozen=True)
 class Setting:
     """Description of a field, beside its name, its type with the bounds, and its default."""
@@ -172,7 +159,6 @@ class Setting:
     """Whether a switch has a ``--no-`` form, too."""
     while_running: bool = False
     """Whether ``lowcomm-node limits`` changes it in a running node."""
-    section: Section = Section.SWARM
 
 
 def _setting(text: str, unit: str = "", default: Any = None, **more: Any) -> Any:
@@ -181,7 +167,7 @@ def _setting(text: str, unit: str = "", default: Any = None, **more: Any) -> Any
 
 
 class NodeSettings(BaseModel):
-    """The settings of one node. ``_SECTIONS`` has the first of each section."""
+    """The settings of one node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
@@ -323,23 +309,16 @@ class NodeSettings(BaseModel):
         return self
 
 
-_SECTIONS = {
-    "data": Section.TEXT,
-    "host": Section.ADDRESSES,
-    "device": Section.MACHINE,
-    "max_up": Section.NETWORK,
-    "schedule": Section.HOURS,
-    "record_life": Section.TIMES,
+SETTINGS: dict[str, Setting] = {
+    name: field.json_schema_extra["setting"]  # type: ignore
+    for name, field in NodeSettings.model_fields.items()
 }
-SETTINGS: dict[str, Setting] = {}
 """Description of each field, by its name."""
-
-
-_section = Section.SWARM
-for _name, _field in NodeSettings.model_fields.items():
-    _section = _SECTIONS.get(_name, _section)
-    SETTINGS[_name] = replace(_field.json_schema_extra["setting"], section=_section)  # type: ignore
-
+BASIC = (
+    "home", "peers", "run", "invite", "name", "stay", "data", "tokenizer", "device", "max_memory",
+    "max_disk", "max_up", "max_down", "schedule", "only_idle",
+)  # fmt: skip
+"""Settings that the help and docs show first."""
 CHANGEABLE = tuple(name for name, setting in SETTINGS.items() if setting.while_running)
 """Settings that ``lowcomm-node limits`` can change."""
 

@@ -252,7 +252,7 @@ def home_lock(path: Path) -> Iterator[None]:
             holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
             raise RetryLater(
                 f"{path.parent} is in use by process {holder}: stop that first (a node with "
-                "`lowcomm-node stop`), or use another --home."
+                "`lowcomm-node finish`), or use another --home."
             )
         os.ftruncate(descriptor, 0)
         with disk_full_error(path.parent):

@@ -71,7 +71,7 @@ class Order(Query[T]):
 
 STATUS = Query("status", "Everything about the node at this moment.", Status)
 HEALTH = Query(
-    "health", "Whether the node is well, and why: as `lowcomm-node healthy` judges.", Health
+    "health", "Whether the node is well, and why: as `lowcomm-node status --check` judges.", Health
 )
 PEERS = Query("peers", "The peers that are alive.", list[PeerStatus])
 SAMPLES = Query(

@@ -21,9 +21,10 @@ import typer
 
 import lowcomm_protocol.errors as protocol_errors
 from helpers.statuses import make_peer, make_status
+from lowcomm_node import cli as cli_package
 from lowcomm_node import errors as node_errors
 from lowcomm_node.catalogue import code_of
-from lowcomm_node.cli import app, common, running
+from lowcomm_node.cli import OLD_NAMES, app, common, running
 from lowcomm_node.errors import NoPeers, NotRunning
 from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.node.process import Trainer
@@ -117,16 +118,13 @@ COMMANDS = [
     "demo",
     "status",
     "peers",
-    "wait",
     "finish",
-    "stop",
     "pause",
     "resume",
     "generate",
 ]
 COMMANDS += [
     "id",
-    "paths",
     "config",
     "invite",
     "remove",
@@ -134,7 +132,6 @@ COMMANDS += [
     "doctor",
     "ping",
     "limits",
-    "healthy",
     "exchanges",
     "logs",
     "report",
@@ -143,6 +140,19 @@ COMMANDS += [
     "plan",
     "checkpoint",
 ]
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_old_names_of_commands_go_on_working(
+    old: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended: list[list[str]] = []
+    monkeypatch.setattr(cli_package, "end", lambda code: None)
+    monkeypatch.setattr(cli_package, "run_app", lambda *_: ended.append(sys.argv[1:]))
+    monkeypatch.setattr(sys, "argv", ["lowcomm-node", old, "--home", str(tmp_path)])
+    cli_package.main()
+    assert ended == [[*OLD_NAMES[old], "--home", str(tmp_path)]] and old not in COMMANDS
+    assert OLD_NAMES[old][0] in COMMANDS
 
 
 def test_the_help_names_every_command(cli: Cli) -> None:
@@ -188,10 +198,9 @@ def test_the_traceback_is_shown_on_request_and_the_exit_code_stays(flag: str, cl
     [
         "status",
         "peers",
-        "wait",
+        "status --wait",
         "finish",
-        "stop",
-        "stop --now",
+        "finish --now",
         "pause 30m",
         "resume",
         "peers --json",
@@ -204,7 +213,8 @@ def test_commands_that_need_the_node_say_how_to_start_it(command: str, cli: Cli)
 
 
 @pytest.mark.parametrize(
-    "command", ["sttus", "status --hoem x", "exchanges --limit 0", "demo --nodes 0", "wait --step"]
+    "command",
+    ["sttus", "status --hoem x", "exchanges --limit 0", "demo --nodes 0", "status --step"],
 )
 def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: Cli) -> None:
     assert cli(*command.split()).code == 2
@@ -309,7 +319,7 @@ def test_a_reader_that_stops_reading_is_no_error_of_ours(tmp_path: Path, unbuffe
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "lowcomm_node", "paths", "--home", str(tmp_path)],
+        [sys.executable, "-m", "lowcomm_node", "id", "--home", str(tmp_path)],
         stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
         env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
     )  # fmt: skip
@@ -556,6 +566,6 @@ def test_wait_ends_when_it_is_reached_or_can_not_be_any_more(
 ) -> None:
     monkeypatch.setattr(common, "ControlClient", Story(*story))
     monkeypatch.setattr(running, "POLL", 0.0)
-    ended = cli("wait", *arguments.split())
+    ended = cli("status", "--wait", *arguments.split())
     assert ended.code == code
     assert told in ended.out + ended.err

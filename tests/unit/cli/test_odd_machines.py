@@ -53,7 +53,7 @@ def is_one_line(code: int, told: str, *parts: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "command", ["lowcomm-node paths", "lowcomm-node report", "lowcomm-bootstrap id"]
+    "command", ["lowcomm-node config", "lowcomm-node report", "lowcomm-bootstrap id"]
 )
 def test_without_a_home_folder_a_line_says_what_to_set(
     run: Run, monkeypatch: pytest.MonkeyPatch, command: str

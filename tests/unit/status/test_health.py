@@ -65,7 +65,7 @@ def test_a_node_that_does_not_run_or_does_not_answer_is_not_well(
 ) -> None:
     def ask(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(
-            sys, "argv", ["lowcomm-node", "healthy", "--home", str(tmp_path), *arguments]
+            sys, "argv", ["lowcomm-node", "status", "--check", "--home", str(tmp_path), *arguments]
         )
         return run_app(app, find_p2pd), capsys.readouterr().out
 
