@@ -146,38 +146,33 @@ def tokenizer_of(checkpoint: Checkpoint, given: str | None = None) -> Tokenizer:
     """
     path, meta = checkpoint.info.path, checkpoint.meta.get("tokenizer")
     meta = meta if isinstance(meta, dict) else {}
-    file, digest, data = meta.get("file"), meta.get("sha256"), DataSettings()
-    if isinstance(file, str) and isinstance(digest, str):  # a stranger may have written them
-        file, digest = clean(file)[:80], clean(digest)[:64]
-        ends = {name: meta[name] for name in ("begin_tokens", "end_token") if name in meta}
-        try:
-            data = DataSettings.model_validate({"tokenizer": "local", **ends})
-        except ValidationError:
-            raise CheckpointError(
-                f"{path} names no tokens that documents begin and end with: use another checkpoint."
-            ) from None
-    else:  # checkpoints of 0.1 do not say
-        model = checkpoint.meta.get("model")
-        if not isinstance(model, dict) or model.get("vocab") != BYTES:
-            if given is not None:
-                return open_tokenizer(given)
-            raise ConfigError(
-                f"{path} does not say which tokenizer.json it was trained with: name it with "
-                "--tokenizer."
-            )
-        digest = ""
+    # A stranger may have written them; checkpoints of 0.1 have none.
+    texts = (meta.get(name) for name in ("file", "sha256"))
+    file, digest = (clean(text)[:80] if isinstance(text, str) else "" for text in texts)
+    marks = {name: meta[name] for name in ("begin_tokens", "end_token") if name in meta}
+    try:
+        data = DataSettings.model_validate({"tokenizer": "local", **marks})
+    except ValidationError:
+        raise CheckpointError(
+            f"{path} names no tokens that documents begin and end with: use another checkpoint."
+        ) from None
+    model = checkpoint.meta.get("model")
+    if not file and not (isinstance(model, dict) and model.get("vocab") == BYTES):
+        if given is not None:
+            return open_tokenizer(given)
+        raise ConfigError(
+            f"{path} does not say which tokenizer.json it was trained with: name it with "
+            "--tokenizer."
+        )
     trained = f"was trained with {file} (SHA-256 {digest})" if digest else "was trained on bytes"
-    marks = data.begin_tokens, data.end_token
     if given is None:
-        kept = path.parent.parent / KEPT
-        if not digest:
-            return open_tokenizer("bytes")
-        if file == StoryTokenizer.name and StoryTokenizer().sha256 == digest:
-            return StoryTokenizer()
-        if kept.is_file() and sha256_file(kept) == digest:
-            return open_tokenizer(str(kept), *marks)
-        raise ConfigError(f"{path} {trained}: name it with --tokenizer.")
-    tokenizer = open_tokenizer(given, *marks)
+        for builtin in map(open_tokenizer, ("bytes", StoryTokenizer.name)):
+            if builtin.sha256 == digest:
+                return builtin
+        given = str(path.parent.parent / KEPT)
+        if not Path(given).is_file() or sha256_file(Path(given)) != digest:
+            raise ConfigError(f"{path} {trained}: name it with --tokenizer.")
+    tokenizer = open_tokenizer(given, data.begin_tokens, data.end_token)
     if tokenizer.sha256 != digest:
         raise ConfigError(
             f"{given} has the SHA-256 {tokenizer.sha256 or 'none'}, but {path} {trained}: name "

@@ -81,16 +81,9 @@ class ExchangeWork:
         capture = self._replica.capture_of(request.fragment)
 
         def checked() -> A:
-            self._check_captured(request.fragment, capture)
-            return work(request, capture)
+            return work(request, self._replica.capture_of(request.fragment, capture))
 
         return self._coder.submit(checked)
-
-    def _check_captured(self, fragment: int, capture: Capture) -> None:
-        if self._replica.capture_of(fragment) is not capture:
-            raise TrainerError(
-                f"Fragment {fragment} is not captured any more: the exchange is void."
-            )
 
     def _contribute(
         self, request: messages.CaptureContribution, capture: Capture
@@ -160,7 +153,7 @@ class ExchangeWork:
         """Merge into the fast weights."""
         fragment, replica = request.fragment, self._replica
         try:
-            self._check_captured(fragment, capture)
+            replica.capture_of(fragment, capture)
             with capture.stages.during("merge"):
                 replica.merge(fragment, request.swarm_step, self._coder)
         except TrainerError as error:

@@ -33,8 +33,6 @@ class Judge:
     norms: dict[str, float] = field(default_factory=dict)
     """Plausible norms of this exchange, by peer."""
     _brought: dict[str, Brought] = field(default_factory=dict)
-    _own_squares: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Squared norms of our progress, by range: captured weights do not change."""
 
     def norm_of(self, vector: Tensor, start: int = 0) -> float:
         """Norm of the progress in a contribution from ``start`` on."""
@@ -99,11 +97,7 @@ class Judge:
             self.repeats.applied(peer, brought)
 
     def _own_square(self, start: int, stop: int) -> float:
-        here = (start, stop)
-        if here not in self._own_squares:
-            theta, phi = self.theta[start:stop], self.phi[start:stop]
-            self._own_squares[here] = square_apart(theta, phi, 1.0)
-        return self._own_squares[here]
+        return square_apart(self.theta[start:stop], self.phi[start:stop], 1.0)
 
     def _norm_and_cosine(self, vector: Tensor, start: int) -> tuple[float, float]:
         """`norm_of` a contribution, and the cosine between its progress and ours, in one pass."""

@@ -277,10 +277,12 @@ class Replica(InnerReplica):
         holding = ((step, self.course.at(step)) for step in range(start, start + count))
         return sum(learning_rate(spec.train, step, spec.run.steps) for step, spec in holding)
 
-    def capture_of(self, fragment: int) -> CapturedFragment[Any]:
-        """The capture of an exchange that is under way."""
+    def capture_of(
+        self, fragment: int, same: CapturedFragment[Any] | None = None
+    ) -> CapturedFragment[Any]:
+        """The capture of an exchange that is under way; ``same``: the only one that is meant."""
         capture = self.captures.get(fragment)
-        if capture is None:
+        if capture is None or (same is not None and capture is not same):
             raise TrainerError(
                 f"Fragment {fragment} is not captured any more: the exchange is void."
             )

@@ -252,12 +252,6 @@ def _q2_edge(scale: Any) -> Any:
 
 
 @part
-def _q2_outer(scale: Any) -> Any:
-    """Bits of the outer level."""
-    return np.float32(scale * np.float32(3.5)).view(np.uint32)
-
-
-@part
 def _q2_all_reach(bits: Any, count: int, edge: Any) -> bool:
     """Whether all values of a block reach ``edge``: of most blocks one of the first does not."""
     reaching = 0
@@ -301,7 +295,7 @@ def _q2_holds(data: Bytes, at: Any) -> Any:
 @part
 def _q2_restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
     inner = np.uint32(scale_bits(data, at, 2))
-    outer = np.uint32(_q2_outer(inner.view(np.float32)))
+    outer = np.float32(inner.view(np.float32) * np.float32(3.5)).view(np.uint32)
     bits, begin = out.view(np.uint32), at + np.uint64(2)
     for i in range(np.uint64(BLOCK // 4)):
         byte, place = np.uint32(data[begin + i]), start + np.uint64(4) * i

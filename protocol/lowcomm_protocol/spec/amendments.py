@@ -20,12 +20,8 @@ from lowcomm_protocol.spec.document import encode
 from lowcomm_protocol.spec.run import RunSpec, SignedRun, amended
 
 SCHEDULE = (
-    "run.steps",
-    "train.learning_rate",
-    "train.final_learning_rate",
-    "train.warmup",
-    "train.schedule",
-    "train.decay",
+    *("run.steps", "train.learning_rate", "train.final_learning_rate"),
+    *("train.warmup", "train.schedule", "train.decay"),
 )
 AMENDABLE = (*SCHEDULE, "run.description", "run.admission", "run.members")
 MAX_AMENDMENTS = 32
