@@ -85,8 +85,8 @@ far-from-peers: The node is far from most peers, though it has copied their stat
     Nothing: it copies their state again. A machine much slower than the others stays behind.
 own-line: Contents of several peers did not come, so the line of this machine is to blame.
     `lowcomm-node ping PEER` measures the line.
-not-applied: The last exchange was not applied; training goes on with the next.
-    Nothing, if it passes; else see the code of the exchange with `lowcomm-node exchanges`.
+not-applied: Several exchanges in a row have failed; training goes on with the next.
+    Nothing, if it passes; else see the codes of the exchanges with `lowcomm-node exchanges`.
 owner: The owner has paused the node.
     `lowcomm-node resume`
 schedule: It is outside the hours that the owner gave.

@@ -39,6 +39,9 @@ from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
 
 MOST_RELEASES = 8
+FAILED_IN_A_ROW = 3
+"""Exchanges after which ``status`` gives their reason: single ones fail wherever peers come and go.
+"""
 
 
 @dataclass(kw_only=True)
@@ -220,11 +223,22 @@ def _trainer(state: NodeState) -> TrainerStatus:
         device=ready.device if ready else None,
         parameters=ready.parameters if ready else None,
         total_steps=_settings_now(state, state.run).run.steps if state.run else None,
+        remaining=_remaining(state),
         tokenizing=state.board.tokenizing,
         memory=supervisor.memory,
         accelerator=supervisor.accelerator,
         **vars(state.board.progress),
     )
+
+
+def _remaining(state: NodeState) -> float | None:
+    """Seconds until the end of the run at the recent rate."""
+    now = state.board.progress
+    if state.run is None or not now.tokens_per_second or now.swarm_step is None:
+        return None
+    spec = _settings_now(state, state.run)
+    steps = max(0, spec.run.steps - now.swarm_step)
+    return steps * spec.tokens_per_step / now.tokens_per_second
 
 
 def _count(history: History) -> ExchangeCounts:
@@ -255,10 +269,10 @@ def _why_alone(state: NodeState) -> Waiting | None:
         return None
     if state.membership is not None and state.membership.count() == 0:
         return _why_nobody(state.membership, state.rejoin)
-    return _why_no_exchange(exchanger)
+    return why_no_exchange(exchanger)
 
 
-def _why_no_exchange(exchanger: Exchanger) -> Waiting | None:
+def why_no_exchange(exchanger: Exchanger) -> Waiting | None:
     """Why nothing is exchanged though others are there."""
     if (hindrance := exchanger.hindrance) is not None:
         text = f"training on without exchanges of our own: {hindrance}"
@@ -267,8 +281,9 @@ def _why_no_exchange(exchanger: Exchanger) -> Waiting | None:
         return Waiting("far-from-peers", f"training on; {resting}")
     if (trouble := exchanger.peer.own_line.trouble) is not None:
         return Waiting("own-line", f"training on; {trouble}: see `lowcomm-node doctor`")
-    if reason := exchanger.history.last_reason:
-        text = f"training on; the last exchange was not applied: {reason}"
+    last = list(exchanger.history.rounds)[-FAILED_IN_A_ROW:]
+    if sum(one.outcome is Outcome.FAILED for one in last) == FAILED_IN_A_ROW:
+        text = f"training on; the last {FAILED_IN_A_ROW} exchanges failed: {last[-1].reason}"
         return Waiting("not-applied", text)
     return None
 

@@ -123,6 +123,8 @@ class TrainerStatus(Progress):
     """Of the model; null until it is built."""
     total_steps: int | None
     """Swarm steps of the whole run, as amended."""
+    remaining: float | None = None
+    """Seconds until the end of the run at the recent rate; null while it does not train."""
     tokenizing: Tokenizing | None = None
     """While text is tokenized."""
     memory: NodeMemory | None = None

@@ -3,8 +3,9 @@
 Pure: no clock, no terminal. Rows stay where they are, so that nothing jumps or flickers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import groupby
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -37,7 +38,8 @@ PHASE_STYLES = {
     "finishing": "cyan",
     "left": "dim",
 }
-_OUTCOME_STYLES = {Outcome.APPLIED: "green", Outcome.NO_PARTNER: "yellow", Outcome.FAILED: "red"}
+_OUTCOME_STYLES = {Outcome.APPLIED: "green", Outcome.NO_PARTNER: "dim", Outcome.FAILED: "yellow"}
+MOST_WARNINGS = 3
 _LABEL_WIDTH = 9
 
 
@@ -50,11 +52,11 @@ def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> Renderab
     step, total = trainer.swarm_step or 0, trainer.total_steps or (run.steps if run else None)
     rows: list[tuple[str, RenderableType]] = [
         ("phase", _phase(status)),
-        ("step", _bar(step, total, f"{step} / {total or MISSING}")),
+        ("step", _bar(step, total, f"{step} / {total or MISSING}{_time_left(status)}")),
         ("loss", _losses(status)),
         ("speed", _speed(status)),
         ("exchange", _exchange(status)),
-        ("counts", _counts(status)),
+        ("", _counts(status)),
         ("peers", _peers(status)),
         *(("swarm", _warning(trouble)) for trouble in _troubles(status.swarm)),
     ]
@@ -67,22 +69,23 @@ def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> Renderab
         rows.append(("amended", Text(clean(f"{amendment.text} ({state})"))))
     if status.interval is not None and status.interval.cause is not None:
         effective, written = status.interval.effective, status.interval.written
-        every = "" if effective is None else f"every {effective:.0f} steps, "
-        rows.append(("interval", _warning(f"{every}written {written}: {status.interval.reason}")))
+        every = "longer" if effective is None else f"every {effective:.0f} steps"
+        text = f"{every} instead of {written}: {status.interval.reason}"
+        rows.append(("interval", Text(clean(text), "dim")))
     if limits.max_up or limits.max_down:
         up = f"↑ {write_rate(limits.up)} of {write_rate(limits.max_up)}"
         down = f"↓ {write_rate(limits.down)} of {write_rate(limits.max_down)}"
         rows.append(
             ("limits", _line(f"{up}   {down}   {limits.peers} of {limits.max_peers} peers"))
         )
-    recent = [_round(one) for one in list(rounds)[-ROUNDS:][::-1]]
+    recent = [*_rounds(rounds)][:ROUNDS]
     recent += [Text("")] * (ROUNDS - len(recent))
-    rows += zip(("rounds", "", "", ""), recent, strict=True)
+    rows += zip(("last", "", "", ""), recent, strict=True)
     if status.refusals:
         # The first sign of an attack, or of a clock that is wrong.
         counts = "   ".join(f"{name} {count}" for name, count in status.refusals.items())
         rows.append(("refused", _warning(counts)))
-    rows += [("warning", _warning(text)) for text in status.warnings]
+    rows += [("warning", _warning(text)) for text in status.warnings[-MOST_WARNINGS:]]
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(style="dim", width=_LABEL_WIDTH, no_wrap=True)
     grid.add_column(ratio=1, overflow="ellipsis")
@@ -154,24 +157,31 @@ def _speed(status: Status) -> Text:
     rate = trainer.learning_rate
     return _line(
         f"{quantity(trainer.tokens_per_second)} tokens/s",
-        (f"   {clean(trainer.device or MISSING)}", "dim"),
+        (f"   {clean(trainer.device or MISSING).upper()}", "dim"),
         (f"   {quantity(trainer.parameters)} parameters", "dim"),
         (f"   lr {rate:.2e}" if rate is not None else "", "dim"),
     )
 
 
+def _time_left(status: Status) -> str:
+    left = status.trainer.remaining
+    return f"   {seconds(left)} left" if left and status.phase == "training" else ""
+
+
 def _exchange(status: Status) -> RenderableType:
-    if not status.exchanges_running:
+    running = status.exchanges_running
+    if not running:
         since = status.exchanges.since_applied
         last = "" if since is None else f"; the last was applied {seconds(since)} ago"
-        return Text(f"none under way{last}", "dim")
-    first, *others = status.exchanges_running
+        return Text(f"none in progress{last}", "dim")
+    done = sum(one.bytes_sent + one.bytes_received for one in running)
+    expected = sum(one.bytes_expected for one in running)
+    first, count = running[0], len(running)
     partners = ", ".join(short_peer(partner) for partner in first.partners) or MISSING
-    done = first.bytes_sent + first.bytes_received
-    more = f" and {len(others)} more" if others else ""
-    stage = f"{clean(first.stage)}, {size(done)}"
-    text = f"fragment {first.fragment} with {partners}{more}: {stage}"
-    return _bar(done, first.bytes_expected, text if len(text) <= 50 else f"{stage}{more}", "cyan")
+    text = f"fragment {first.fragment} with {partners}: {clean(first.stage)}"
+    if count > 1 or len(text) > 50:
+        text = f"{count} in progress"
+    return _bar(done, expected, f"{text}, {size(done)}", "cyan")
 
 
 def _counts(status: Status) -> Text:
@@ -179,23 +189,20 @@ def _counts(status: Status) -> Text:
     # Refusals of single peers belong to `peers`: an exchange that all refused is one without a
     # partner.
     parts = [
-        (counts.completed, "completed", "green"),
-        (counts.no_partner, "no partner", "yellow"),
+        (counts.completed, "applied", "green"),
+        (counts.no_partner, "without a partner", "dim"),
         (counts.failed, "failed", "yellow"),
-        (counts.in_doubt, "in doubt", "yellow"),
-        (counts.realigned, "realigned", "yellow"),
+        (counts.in_doubt, "unconfirmed", "yellow"),
+        (counts.realigned, "resynced", "yellow"),
     ]
-    return Text.assemble(
-        *((f"{count} {word}   ", style if count else "dim") for count, word, style in parts)
-    )
+    return Text.assemble(*((f"{count} {word}   ", style) for count, word, style in parts if count))
 
 
 def _peers(status: Status) -> Text:
     silent = status.silent_peers
     return _line(
-        f"{status.peers}",
-        (f" ({status.dht_peers} in the DHT)", "dim"),
-        (f"   {silent} do not answer" if silent else "", "dim"),
+        f"{status.peers} {'peer' if status.peers == 1 else 'peers'}",
+        (f"   {silent} more {'does' if silent == 1 else 'do'} not answer" if silent else "", "dim"),
         f"   ↑ {size(status.bytes_sent)}   ↓ {size(status.bytes_received)}",
     )
 
@@ -210,12 +217,28 @@ def _troubles(swarm: SwarmStatus | None) -> list[str]:
     return [f"{door.address} does not answer: {door.reason}" for door in shut[:3]]
 
 
+def _rounds(rounds: Sequence[ExchangeEnded]) -> Iterator[Text]:
+    """Yield a line for each of the last exchanges, the newest first; those without a partner count
+    together."""
+    for outcome, entries in groupby(reversed(rounds), key=lambda one: one.outcome):
+        if outcome is Outcome.NO_PARTNER:
+            newest, *others = entries
+            many = f"{1 + len(others)} x " if others else ""
+            yield Text(f"{_clock(newest)} {many}no partner: others were busy", "dim")
+        else:
+            yield from map(_round, entries)
+
+
+def _clock(entry: ExchangeEnded) -> str:
+    return f"{datetime.fromtimestamp(entry.time).astimezone():%H:%M:%S}"
+
+
 def _round(entry: ExchangeEnded) -> Text:
     partners = ", ".join(short_peer(partner) for partner in entry.partners)
     applied = entry.outcome is Outcome.APPLIED
     detail = f"with {partners}, {seconds(entry.seconds)}" if applied else entry.reason
     return _line(
-        (f"{datetime.fromtimestamp(entry.time).astimezone():%H:%M:%S} ", "dim"),
+        (f"{_clock(entry)} ", "dim"),
         f"step {entry.swarm_step:>5} ",
         (f"fragment {entry.fragment} ", "dim"),
         (entry.outcome.value, _OUTCOME_STYLES[entry.outcome]),

@@ -173,8 +173,6 @@ class History:
     worst_block: dict[int, float] = field(default_factory=dict)
     """Of each fragment at its last merge: how far contributions were apart in the block of 256
     values that was worst."""
-    last_reason: str = ""
-    """Why the last exchange was not applied; empty after one that was."""
     applied_at: float | None = None
     """When the last one was applied (monotonic seconds)."""
     _peers: OrderedDict[str, PeerHistory] = field(default_factory=OrderedDict)
@@ -195,7 +193,6 @@ class History:
             self.worst_block[one.fragment] = driver.worst_block or 0.0
             for peer in one.partners:
                 self.of(peer).completed += 1
-        self.last_reason = "" if is_applied else reason
         entry = ExchangeEnded(
             id=one.id,
             time=time(),

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from helpers.statuses import make_exchange
 from lowcomm_node.node.ipc import FailureKind
-from lowcomm_node.node.report import NodeState, report
+from lowcomm_node.node.report import NodeState, report, why_no_exchange
 from lowcomm_node.node.supervisor import Failure
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold, Rule
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import Board
 from lowcomm_node.status.model import to_json
+from lowcomm_node.sync.history import History
+from lowcomm_protocol.exchange.events import Outcome
 
 SETTINGS = NodeSettings(home=Path("/home/nobody"))
 
@@ -58,3 +61,26 @@ def test_a_loss_that_is_no_number_is_null(loss: float):
     trainer = json.loads(json.dumps(to_json(report(one)), allow_nan=False))["trainer"]
     told = tuple(trainer[name] for name in ("loss", "val_loss_last", "val_loss_first", "steps"))
     assert told == (None, None, 5.5, 7)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "waits"),
+    [
+        ([Outcome.NO_PARTNER] * 9, False),
+        ([Outcome.FAILED] * 2, False),
+        ([Outcome.FAILED] * 3, True),
+        ([Outcome.FAILED, Outcome.APPLIED, Outcome.FAILED, Outcome.FAILED], False),
+    ],
+)
+def test_only_several_failures_in_a_row_are_a_reason(outcomes: list[Outcome], waits: bool) -> None:
+    history = History()
+    for outcome in outcomes:
+        history.rounds.append(make_exchange(outcome=outcome, reason="the line broke"))
+    own_line = SimpleNamespace(trouble=None)
+    exchanger = SimpleNamespace(
+        history=history, hindrance=None, resting=None, kept_waiting=None, interval=None,
+        running={}, peer=SimpleNamespace(own_line=own_line),
+    )  # fmt: skip
+    waiting = why_no_exchange(exchanger)  # type: ignore[arg-type]
+    assert (waiting is not None) == waits
+    assert waiting is None or "the last 3 exchanges failed: the line broke" in waiting.text

@@ -172,8 +172,8 @@ def test_a_node_shows_what_matters_at_every_width(width: int) -> None:
     for part in (
         "trading",
         "1.3 MB",
-        "4 completed",
-        "3 no partner",
+        "4 applied",
+        "3 without a partner",
         "↑ 11.2 MB",
         "↓ 9.2 MB",
         "applied",
@@ -208,3 +208,26 @@ def test_a_swarm_that_is_not_there_is_told_and_of_one_that_is_only_the_addresses
     assert "203.0.113.8" not in shown and "203.0.113.9" not in shown
     lost = swarm | {"state": "lost", "reason": "no peer answers for 30 s"}
     assert "no peer answers for 30 s" in text(node_box(TRAINING | {"swarm": lost}))
+
+
+def test_exchanges_without_a_partner_are_folded_and_no_fault() -> None:
+    shown = text(node_box(TRAINING, [APPLIED, ALONE, ALONE, ALONE]))
+    assert "3 x no partner: others were busy" in shown and "yellow" not in shown
+
+
+def test_the_time_that_is_left_is_shown_while_it_trains() -> None:
+    trainer = TRAINING["trainer"] | {"remaining": 350.0}
+    assert "5:50 left" in text(node_box(TRAINING | {"trainer": trainer}))
+    assert "left" not in text(node_box(FINISHED | {"trainer": trainer}))
+
+
+def test_all_that_can_be_wrong_fits_into_24_lines() -> None:
+    warnings = [f"warning {number}" for number in range(20)]
+    limits = {"max_up": 1e6, "max_down": 1e6, "up": 1.0, "down": 1.0, "max_peers": 64, "peers": 3}
+    interval = {"written": 5, "effective": 14.0, "cause": "line", "reason": "the line is full"}
+    run = RUN | {"description": "tales", "amendments": []}
+    status = FINISHED | {
+        "warnings": warnings, "limits": limits, "interval": interval, "run": run,
+        "refusals": {"call.replayed": 3},
+    }  # fmt: skip
+    assert len(lines(node_box(status, [APPLIED] * 9))) <= 24

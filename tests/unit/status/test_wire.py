@@ -37,7 +37,8 @@ KEYS: dict[type, str] = {
         trainer trainer.state trainer.pid trainer.failures trainer.last_failure
         trainer.last_failure.kind
         trainer.last_failure.reason trainer.last_failure.step trainer.device
-        trainer.parameters trainer.total_steps trainer.tokenizing trainer.tokenizing.done
+        trainer.parameters trainer.total_steps trainer.remaining
+        trainer.tokenizing trainer.tokenizing.done
         trainer.tokenizing.total trainer.tokenizing.tokens trainer.tokenizing.rate
         trainer.tokenizing.remaining trainer.steps trainer.swarm_step trainer.tokens
         trainer.tokens_per_second trainer.loss trainer.skipped_steps trainer.learning_rate
