@@ -31,12 +31,10 @@ from lowcomm_protocol.exchange.outer_kernels import (
     both_finite,
     contributed,
     mixed,
-    mixed_in_place,
     pooled_of_mean,
     pooled_of_own,
     scaled,
     shifted,
-    shifted_in_place,
     square_and_product_of_apart,
 )
 from lowcomm_protocol.spec.outer import OuterSettings
@@ -160,22 +158,16 @@ def merge(
     capture; a value that has not moved since becomes ``phi_new`` exactly, without rounding. mix:
     ``theta = mix * theta + (1 - mix) * phi_new``.
 
-    The outcome goes into ``out``, which may be ``theta`` or ``theta_captured``. Without ``out`` it
-    replaces ``theta``, and ``theta_captured`` becomes what that was, so that it can be undone: one
-    pass does what a merge into another vector and a copy back would do in two. Raises `PlanError`
-    for vectors that are not alike.
+    The outcome goes into ``out``, which may be ``theta_captured``; without it into ``theta``.
+    Raises `PlanError` for vectors that are not alike.
     """
     into = theta if out is None else out
     _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured, out=into)
     now, slow, captured = _array(theta), _array(phi_new), _array(theta_captured)
     if settings.merge == "mix":
         share = np.float32(1.0 - settings.mix)
-        if out is None:
-            return bool(mixed_in_place(now, slow, share, captured))
-        return bool(mixed(now, slow, share, _array(out)))
-    if out is None:
-        return bool(shifted_in_place(now, slow, captured))
-    return bool(shifted(now, slow, captured, _array(out)))
+        return bool(mixed(now, slow, share, _array(into)))
+    return bool(shifted(now, slow, captured, _array(into)))
 
 
 def are_finite(one: torch.Tensor, other: torch.Tensor) -> bool:
