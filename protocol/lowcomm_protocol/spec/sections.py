@@ -6,6 +6,7 @@ in ``document.ADDED``: what a run means that was signed before the setting exist
 """
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -96,15 +97,19 @@ def shown(value: object, most: int = 80) -> str:
     return repr(value)[:most] if plain else "(a list)" if isinstance(value, list) else "(a table)"
 
 
-def _one_of(table: Table[Any], retired: Container[str] = ()) -> AfterValidator:
-    """Marks a name that must be in a table, or among those that only earlier releases have."""
+@dataclass(frozen=True)
+class OneOf:
+    """Marks a name that must be in a table."""
 
-    def check(name: str) -> str:
-        if name not in table and name not in retired:
-            raise ValueError(table.unknown(name))
+    table: Table[Any]
+    retired: Container[str] = ()
+    """Names that only earlier releases have."""
+
+    def __call__(self, name: str) -> str:
+        """Raises ValueError, which lists the entries."""
+        if name not in self.table and name not in self.retired:
+            raise ValueError(self.table.unknown(name))
         return name
-
-    return AfterValidator(check)
 
 
 class Settings(BaseModel):
@@ -148,7 +153,7 @@ class RunSettings(Settings):
 class ModelSettings(Settings):
     """``[model]``: settings of all kinds of model; the family of ``kind`` adds its own."""
 
-    kind: Annotated[str, _one_of(MODELS)] = "transformer"
+    kind: Annotated[str, AfterValidator(OneOf(MODELS))] = "transformer"
     vocab: Annotated[int, Field(ge=2, le=1_000_000)] = 256
     context: Annotated[int, Field(ge=8, le=1_048_576)] = 64
 
@@ -285,7 +290,7 @@ RARELY = 32
 class SyncSettings(Settings):
     """``[sync]``: when, with how many, and how fragments are exchanged; a method presets it."""
 
-    method: Annotated[str, _one_of(PRESETS)] = "lowcomm"
+    method: Annotated[str, AfterValidator(OneOf(PRESETS))] = "lowcomm"
     interval: Annotated[int, Field(ge=1, le=1_000_000)]
     """H: swarm steps between two syncs of one fragment."""
     fragments: Annotated[int, Field(ge=1, le=4096)]
@@ -295,21 +300,21 @@ class SyncSettings(Settings):
     overlap: Annotated[int, Field(ge=0, le=1_000_000)]
     """tau: inner steps between capture and merge, at least; an exchange that takes longer merges
     when it is done."""
-    codec: Annotated[str, _one_of(CODECS, RETIRED_CODECS)]
+    codec: Annotated[str, AfterValidator(OneOf(CODECS, RETIRED_CODECS))]
     error_feedback: bool = False
     """What coding loses of one exchange is added to the next."""
     mean: Mean = "clip"
     """How a group of three or more averages: see robust.py."""
     group: Annotated[int, Field(ge=1, le=MAX_GROUP)]
     """How many peers meet in one exchange, at most: 1 never communicates, 2 are pairs."""
-    pairing: Annotated[str, _one_of(PAIRINGS)] = "hypercube"
+    pairing: Annotated[str, AfterValidator(OneOf(PAIRINGS))] = "hypercube"
     """Whom a peer meets where ``group = 2``: across a hypercube, or in pairs drawn anew each
     time."""
     slice_rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Where a swarm has more peers than a group holds: rounds for which the same peers meet."""
     min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
     """Own inner steps since a fragment's last contribution before another exchange of it."""
-    outer: Annotated[str, _one_of(OUTER_RULES)]
+    outer: Annotated[str, AfterValidator(OneOf(OUTER_RULES))]
     outer_lr: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)]
     momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
     memory: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.0
