@@ -41,10 +41,10 @@ class Refusal(StrEnum):
 
 
 REFUSAL_TEXT: dict[Refusal, str] = {
-    Refusal.BUSY: "takes part in an exchange of this fragment already",
+    Refusal.BUSY: "is busy with this fragment",
     Refusal.CROSSED: "has called us at the same moment",
     Refusal.TOO_SOON: "has merged this fragment a few steps ago",
-    Refusal.FULL: "holds as many contributions as it can",
+    Refusal.FULL: "its buffer is full",
     Refusal.TOO_SLOW: "would wait too long: its steps and limits on traffic or ours need more"
     " seconds than an exchange may take there",
     Refusal.NOT_TRAINING: "is not training now",

@@ -136,7 +136,7 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
 
     # Paused: no trainer, seen as paused by the other, which trains on; the daemon answers.
     paused = run("lowcomm_node", "pause", "2h", "--home", str(a.home))
-    assert paused.returncode == 0 and "paused by its owner until" in paused.stdout, paused.stderr
+    assert paused.returncode == 0 and "paused by you until" in paused.stdout, paused.stderr
     now = a.status() or {}
     assert (now["phase"], now["trainer"]["pid"], now["exchanges_running"]) == ("paused", None, [])
     assert len(psutil.Process(a.child.pid).children()) == 1, "p2pd alone is left"

@@ -191,7 +191,7 @@ def plan(
     parameters: Parameters = None,
     line: Any = None,
 ) -> None:
-    """Estimate what each method costs on a line, and what of all-reduce's gain it keeps there.
+    """Estimate what each method costs on your connection, and what of all-reduce's gain it keeps.
 
     A run.toml that was written for a line needs no options.
 

@@ -300,13 +300,13 @@ def keeping_in_words(kept: Mapping[str, Keeping]) -> str:
     """Number of servers that keep a run, for how long, and the remedy if none does."""
     keepers = [keeping for keeping in kept.values() if keeping.kept]
     lines = [
-        f"{peer[-6:]} does not keep it: {keeping.reason}"
+        f"{peer[-6:]} does not store it: {keeping.reason}"
         for peer, keeping in kept.items()
         if not keeping.kept
     ]
     if not keepers:
         lines.append(
-            "no server keeps it: it stays in the DHT for up to half an hour, and for as long as a "
+            "no server stores it: it stays in the DHT for up to half an hour, and for as long as a "
             "node trains it. Start one soon, name another server with --peers, or ask the operator "
             "of this one to serve it with --run"
         )
@@ -314,9 +314,9 @@ def keeping_in_words(kept: Mapping[str, Keeping]) -> str:
     lasts = "for good"
     if seconds := [keeping.seconds for keeping in keepers if keeping.seconds is not None]:
         hours = max(1, round(min(seconds) / 3600))
-        lasts = f"for {hours} h without a peer that answers, and for as long as one does"
-    servers = "server" if len(kept) == 1 else "servers"
-    return "\n".join([f"kept by {len(keepers)} of {len(kept)} {servers}, {lasts}", *lines])
+        lasts = f"expires {hours} h after the last peer leaves"
+    servers = "server" if len(keepers) == 1 else "servers"
+    return "\n".join([f"stored on {len(keepers)} {servers}; {lasts}", *lines])
 
 
 # publishing

@@ -33,7 +33,7 @@ def invite(
     for_: Annotated[str | None, typer.Option("--for")] = None,
     run: Run = None,
 ) -> None:
-    """Make an invite to a run of ours with admission = "invite". Needs no network.
+    """Make an invite to a run you created with admission = "invite". Needs no network.
 
     Example: lowcomm-node invite --uses 5 --expires 8w
 
@@ -102,7 +102,7 @@ def remove(
     peers: Peers = None,
     run: Run = None,
 ) -> None:
-    """Remove peers or invites from a run of ours: all its peers know within a minute.
+    """Remove peers or invites from a run you created: all its peers know within a minute.
 
     Example: lowcomm-node remove 12D3KooW... --peers ADDRESS
 
@@ -135,7 +135,7 @@ def amend(
     peers: Peers = None,
     run: Run = None,
 ) -> None:
-    """Change a run of ours while it trains: every peer follows from the same swarm step on.
+    """Change a run you created while it trains: every peer follows from the same swarm step on.
 
     Example: lowcomm-node amend --set run.steps=20000 --at 12000
 

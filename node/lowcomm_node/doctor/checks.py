@@ -166,7 +166,7 @@ def clock(survey: Survey) -> Finding:
     count = len(survey.helpers)
     offset = median(helper.offset for helper in survey.helpers)
     off = f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'}"
-    value = f"{off} {count} that answered" if abs(offset) >= 0.05 else "right"
+    value = f"{off} {count} that answered" if abs(offset) >= 0.05 else "in sync"
     if abs(offset) <= CLOCK_WARNING:
         return Finding("clock", Severity.OK, value, "", {"offset": offset})
     state = Severity.FAULT if abs(offset) > MAX_CLOCK_OFFSET else Severity.WARNING
@@ -434,7 +434,7 @@ def gpu(seen: Observations) -> Finding:
     found = gpus()
     figures = {"gpus": [gpu._asdict() for gpu in found]}
     if not found:
-        value = "no driver reports any: trains on the CPU"
+        value = "no GPU driver found: trains on the CPU"
         return Finding("gpu", Severity.OK, value, "", figures)
     value = ", ".join(f"{gpu.name} ({size(gpu.free)} free of {size(gpu.total)})" for gpu in found)
     device = seen.status.trainer.device if seen.status is not None else None

@@ -125,9 +125,9 @@ def holds(
     ``paused_until``: end of the owner's pause (Unix time), None without one.
     """
     if paused_until == FOREVER:
-        yield Hold(Rule.OWNER, "paused by its owner, until `lowcomm-node resume`")
+        yield Hold(Rule.OWNER, "paused by you, until `lowcomm-node resume`")
     elif paused_until is not None and paused_until > now.timestamp():
-        yield Hold(Rule.OWNER, f"paused by its owner{_until(paused_until, now)}", paused_until)
+        yield Hold(Rule.OWNER, f"paused by you{_until(paused_until, now)}", paused_until)
     schedule = settings.schedule
     if schedule is not None and not schedule.allows(now):
         change = schedule.changes(now)

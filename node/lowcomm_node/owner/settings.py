@@ -244,9 +244,7 @@ class NodeSettings(BaseModel):
         "GiB",
         unset="what is free at the start",
     )
-    max_vram: GiB | None = _setting(
-        "Memory of the GPU that training may take", "GiB", unset="all of it"
-    )
+    max_vram: GiB | None = _setting("GPU memory that training may use", "GiB", unset="all of it")
     micro_batch: Annotated[int, Field(ge=1, le=1_000_000)] | None = _setting(
         "Windows of a batch that go through the model at once; what a step learns stays",
         "COUNT",
@@ -258,9 +256,7 @@ class NodeSettings(BaseModel):
         "auto|on|off",
         default="auto",
     )
-    max_disk: GiB | None = _setting(
-        "Disk that the files of the home may take", "GiB", unset="all of it"
-    )
+    max_disk: GiB | None = _setting("Disk space this node may use", "GiB", unset="all of it")
     checkpoint_every: Annotated[int, Field(ge=1)] = _setting(
         "Inner steps that a crash may cost at most", "STEPS", default=100
     )
@@ -283,7 +279,9 @@ class NodeSettings(BaseModel):
     idle_after: Duration = _setting("How long nobody must have used it", "TIME", default=600.0)
     on_battery: bool = _setting("Whether to train on battery: yes or no", "yes|no", default=True)
 
-    record_life: RecordLife = _setting("How long others believe us alive", "SECONDS", default=30.0)
+    record_life: RecordLife = _setting(
+        "How long peers consider this node alive after its last sign", "SECONDS", default=30.0
+    )
     poll: Positive = _setting(
         "Time between two looks at the DHT; more where there are many peers", "SECONDS", default=2.0
     )

@@ -28,7 +28,7 @@ _LINES: Mapping[str, str] = {
     "state.adopted": "copied the state of {donors}, {bytes}",
     "amended": "the run's creator has changed it: {text}",
     "paused": "paused: {reason}",
-    "resumed": "goes on",
+    "resumed": "resumed",
     "addresses.changed": "this machine's addresses are now {addresses}",
     "door.open": "{address} answers",
     "door.closed": "{address} does not answer: {reason}",

@@ -355,7 +355,7 @@ class GroupCapture(CapturedFragment[ShardCoder]):
         self.coder.codec.decode(data, vector.numpy())
         self.received[peer] = vector
         try:
-            self.judge.check_part(peer, vector, start, "brings progress")
+            self.judge.check_part(peer, vector, start)
         except ImplausibleError as error:
             if error.deed is Offence.HEAVY or len(self.members) == 2 or self.averaging == "mean":
                 raise
@@ -404,7 +404,7 @@ class GroupCapture(CapturedFragment[ShardCoder]):
         start, stop = self.bounds[self.members.index(owner)]
         mean = self.mean[start:stop]
         self.coder.codec.decode(data, mean.numpy())
-        self.judge.norms[owner] = self.judge.check_part(owner, mean, start, "sent a mean")
+        self.judge.norms[owner] = self.judge.check_part(owner, mean, start)
         self._keep(owner, data)
 
     def _keep(self, owner: str, coded: memoryview) -> None:

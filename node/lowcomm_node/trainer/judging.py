@@ -53,18 +53,18 @@ class Judge:
         else:
             norm = self.norm_of(vector)
         self.usual.saw(peer, norm)
-        self.bound.check(norm, "brings progress")
+        self.bound.check(norm)
         if cosine is not None:
             self.directions.check(peer, cosine)
         return norm
 
-    def check_part(self, peer: str, vector: Tensor, start: int, what: str) -> float:
+    def check_part(self, peer: str, vector: Tensor, start: int) -> float:
         """Norm of the progress in a shard, scaled to the whole fragment. Raises ImplausibleError
         if it is too large."""
         share = vector.numel() / self.theta.numel()
         norm = self.norm_of(vector, start)
         self.usual.saw(peer, norm / share**0.5)
-        self.bound_of_part(vector, start).check(norm, what)
+        self.bound_of_part(vector, start).check(norm)
         return norm / share**0.5
 
     def bound_of_part(self, vector: Tensor, start: int) -> Bound:
@@ -84,9 +84,7 @@ class Judge:
         """
         brought = self.repeats.sample(vector, steps, ours)
         if self.repeats.repeats(peer, brought):
-            raise ImplausibleError(
-                "brings what it has brought before, as if it had not trained since"
-            )
+            raise ImplausibleError("sent its previous update again")
         self._brought[peer] = brought
 
     def learn(self) -> None:

@@ -112,7 +112,7 @@ class Bound:
         root = share**0.5
         return replace(self, own=max(own, root * self.own), usual=root * self.usual)
 
-    def check(self, norm: float, what: str) -> None:
+    def check(self, norm: float) -> None:
         """Raise `ImplausibleError`, with the offence that it is, for a norm above the limit."""
         if norm <= self.limit:
             return
@@ -120,9 +120,7 @@ class Bound:
         deed = Offence.HEAVY
         if norm <= self.heavy * self.explained or (self.realigns and norm < math.inf):
             deed = None if norm <= self.explained else Offence.STUMBLE
-        raise ImplausibleError(
-            f"{what} of norm {norm:.3g} where {self.limit:.3g} is plausible", deed
-        )
+        raise ImplausibleError(f"update too large (norm {norm:.3g}, limit {self.limit:.3g})", deed)
 
 
 class Directions:
@@ -145,13 +143,11 @@ class Directions:
         _forget_oldest(self._cosines)
         mean, against = sum(recent) / len(recent), ""
         if len(recent) >= MIN_COSINES and mean < MIN_MEAN_COSINE:
-            against = f"{mean:.2f} lately"
+            against = f"{mean:.2f} on average"
         elif cosine < MIN_COSINE:
             against = f"{cosine:.2f}"
         if against:
-            raise ImplausibleError(
-                f"brings progress that points against ours (cosine {against})", None
-            )
+            raise ImplausibleError(f"update points the opposite way (cosine {against})", None)
 
 
 class UsualNorm:

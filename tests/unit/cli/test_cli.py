@@ -474,7 +474,7 @@ def test_peers_fit_the_terminal_and_reasons_have_lines_of_their_own(width: int) 
         peer(
             route=None, route_reason=f"direct: can't be reached; tunnel: {'x' * 300}", rate_up=None
         ),
-        peer(left_out=True, held_against="norm 17.6 where 3.2 is plausible \x1b[2J"),
+        peer(left_out=True, held_against="update too large (norm 17.6, limit 3.2) \x1b[2J"),
     ]
     lines = running.peers_table(found, width).splitlines()
     assert all(len(line) <= max(width, 56) and line.isprintable() for line in lines)
@@ -488,7 +488,7 @@ def test_peers_fit_the_terminal_and_reasons_have_lines_of_their_own(width: int) 
     shown = " ".join(line.strip() for line in lines)
     assert (
         "last: we refused it" in shown
-        and "left out: norm 17.6" in shown
+        and "left out: update too large" in shown
         and "not reached: direct: can't" in shown
     )
 

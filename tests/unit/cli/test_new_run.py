@@ -14,8 +14,8 @@ def test_it_tells_how_many_servers_keep_a_run_and_for_how_long():
         "12D3KooWbbbbbb": Keeping(reason="has no room"),
     }
     told = keeping_in_words(kept)
-    assert "kept by 1 of 2 servers, for 24 h without a peer" in told
-    assert "bbbbbb does not keep it: has no room" in told
+    assert "stored on 1 server; expires 24 h after the last peer leaves" in told
+    assert "bbbbbb does not store it: has no room" in told
     assert "no server" not in told
     assert "for good" in keeping_in_words({"12D3KooWaaaaaa": Keeping(kept=True)})
 

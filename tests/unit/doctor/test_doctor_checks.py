@@ -174,7 +174,7 @@ HOME_KNOWS = "no peer answers at the addresses that this home remembers"
         case("IPv6 behind", checks.outside, WARNING, BEHIND_SIX, SIX_FLAGS, SIX_FORWARD),
         case("neighbours tried", checks.outside, WARNING, NEAR, "from within this network only"),
         case("and saw nothing", checks.nat, UNKNOWN, NEAR, "doctor --peers ADDR"),
-        case("a clock that is right", checks.clock, OK, clocks(0.01, -0.02, 0.0), "right"),
+        case("a clock that is right", checks.clock, OK, clocks(0.01, -0.02, 0.0), "in sync"),
         case("far ahead", checks.clock, FAULT, clocks(-12.3, -12.4, -12.2), NTP),
         case("a bit behind", checks.clock, WARNING, clocks(1.5, 1.6, 1.4), "1.5 s behind 3 peers"),
         case("one of three is wrong", checks.clock, OK, clocks(0.0, 0.1, 500.0), "0.1 s behind"),

@@ -44,12 +44,12 @@ def view(**known: Any) -> NodeState:
 def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
     before = report(view())
     assert (before.pause, before.trainer.last_failure) == (None, None)
-    hold = Hold(Rule.OWNER, "paused by its owner until 14:30", 1e9)
+    hold = Hold(Rule.OWNER, "paused by you until 14:30", 1e9)
     one = view(availability=SimpleNamespace(hold=hold, schedule=None))
     one.board.enter("paused", None)
     one.supervisor.last_failure = Failure(kind=FailureKind.HUNG, reason="It hangs.", step=7)
     status = report(one)
-    assert (status.waiting, status.waiting_code) == ("paused by its owner until 14:30", "owner")
+    assert (status.waiting, status.waiting_code) == ("paused by you until 14:30", "owner")
     assert status.pause == hold
     assert status.trainer.last_failure == one.supervisor.last_failure
 

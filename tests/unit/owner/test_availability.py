@@ -122,7 +122,7 @@ def test_each_rule_has_its_reason() -> None:
     found = list(holds(NIGHT, until, machine, noon))
     assert [hold.rule for hold in found] == [Rule.OWNER, Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY]
     assert [hold.reason for hold in found] == [
-        "paused by its owner until 12:30",
+        "paused by you until 12:30",
         "outside its schedule 22:00-07:00 until 22:00",
         "the machine is in use (a key was pressed): waits until it is left alone for 9m40s",
         "the machine runs on its battery",

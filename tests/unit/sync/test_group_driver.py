@@ -129,7 +129,7 @@ async def test_a_contribution_that_the_trainer_can_not_take_costs_both_ends_a_sh
     async with swarm(4, 4) as one:
         critic, blamed = one.nodes[at], one.nodes[of]
         critic.trainer.errors[request_ + blamed.peer_id] = TrainerError(
-            "brings progress of norm 9 where 3 is plausible"
+            "update too large (norm 9, limit 3)"
         )
         for node in one.nodes:
             node.step(INTERVAL)
@@ -138,9 +138,7 @@ async def test_a_contribution_that_the_trainer_can_not_take_costs_both_ends_a_sh
         others = [node for node in one.nodes if node not in (critic, blamed)]
         owners = agreed(others)
         assert len(owners) >= 3 and {node.peer_id for node in others} <= owners
-        assert entries[at].left_out == {
-            blamed.peer_id: "brings progress of norm 9 where 3 is plausible"
-        }
+        assert entries[at].left_out == {blamed.peer_id: "update too large (norm 9, limit 3)"}
         doubting = [node for node, entry in zip(one.nodes, entries, strict=True) if entry.in_doubt]
         assert doubting in ([critic], [blamed])
 
