@@ -90,16 +90,6 @@ class Dataset:
     train: Split
     held_out: Split
 
-    @property
-    def vocab(self) -> int:
-        """Exclusive upper bound of the tokens."""
-        return self.tokenizer.vocab
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of both splits."""
-        return self.train.tokens + self.held_out.tokens
-
 
 def open_data(
     source: str,

@@ -26,13 +26,9 @@ class TrainStream:
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """Tokens and targets (the tokens that follow), int64 ``[batch, context]``."""
-        pair = self.batch(self.batches)
         self.batches += 1
-        return pair
-
-    def batch(self, number: int) -> tuple[Tensor, Tensor]:
-        """The batch of this number, as ``next_batch`` gives it; on any thread."""
-        return _windows(self._split, self._context, self._batch, f"{self._key}:{number}")
+        key = f"{self._key}:{self.batches - 1}"
+        return _windows(self._split, self._context, self._batch, key)
 
     def state(self) -> dict[str, Any]:
         """The state for ``restore``; plain JSON."""

@@ -20,7 +20,7 @@ from lowcomm_node.models.transformers import FULL, SLIDING, configuration, libra
 from lowcomm_protocol.spec.architectures import ARCHITECTURES, Architecture, Key, is_mixture
 from lowcomm_protocol.spec.document import expected_in_words
 from lowcomm_protocol.spec.models import NO_MIXTURES, TransformerSettings, TransformersSettings
-from lowcomm_protocol.spec.sections import ModelSettings
+from lowcomm_protocol.spec.sections import ModelSettings, shown
 
 CONTEXT = 1024
 """Tokens of a sequence in a new run, unless the model reads fewer: its creator may choose more."""
@@ -71,15 +71,7 @@ def equal(value: object, other: object) -> bool:
 
 def wrong(source: str, key: str, value: object, remedy: str) -> ConfigError:
     """The error for a key."""
-    return ConfigError(f"{source}: {key[:_SHOWN]} = {show(value)}: {remedy}.")
-
-
-def show(value: object) -> str:
-    """A stranger's value, short: a huge number has no ``repr``."""
-    plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
-    if plain or value is None:
-        return repr(value)[:_SHOWN]
-    return "(a list)" if isinstance(value, list) else "(an object)"
+    return ConfigError(f"{source}: {key[:_SHOWN]} = {shown(value, _SHOWN)}: {remedy}.")
 
 
 KINDS = {**TYPES, "mistral": TYPES["llama"]}
@@ -162,7 +154,7 @@ def _rope(given: Mapping[str, Any], source: str) -> dict[str, Any]:
         raise wrong(source, key, rope, "a table is expected")
     base = rope.get("rope_theta", given.get("rope_theta", 10_000.0))
     if not equal(given.get("rope_theta", base), base):
-        remedy = f"{key} says {show(base)}: make both equal"
+        remedy = f"{key} says {shown(base, _SHOWN)}: make both equal"
         raise wrong(source, "rope_theta", given["rope_theta"], remedy)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):

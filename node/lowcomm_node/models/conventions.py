@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from lowcomm_node.data.tokenizer import FileTokenizer
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.models.configs import show
 from lowcomm_node.models.open_weights import CONFIG, MAX_CONFIG, MAX_INDEX, read_json
 from lowcomm_protocol.spec.sections import (
     GENERATION,
@@ -23,6 +22,7 @@ from lowcomm_protocol.spec.sections import (
     MAX_CHAT_TEMPLATE,
     DataSettings,
     ExportSettings,
+    shown,
 )
 
 _TOKENS = ("bos", "eos", "pad")
@@ -59,7 +59,7 @@ def conventions_of(
             numbers = _within(value, vocab)
             marks[name] = marks[name] or numbers
             if value is not None and not numbers:
-                text = f"{name}_token_id = {show(value)} names no token of the model: left out"
+                text = f"{name}_token_id = {shown(value, 60)} names no token of the model: left out"
                 warnings.append(text)
         word = words.get(f"{name}_token")
         word = word.get("content") if isinstance(word, dict) else word
@@ -146,5 +146,5 @@ def _generation(content: Mapping[str, Any], vocab: int) -> tuple[dict[str, Any],
         try:
             kept[name] = GENERATION[name].validate_python(value)
         except (KeyError, ValidationError):
-            left.append(f"{name[:40]} = {show(value)}")
+            left.append(f"{name[:40]} = {shown(value, 60)}")
     return kept, [f"generation_config.json: left out {', '.join(left[:20])}"] if left else []

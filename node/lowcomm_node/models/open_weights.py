@@ -18,15 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.models import configs
 from lowcomm_node.models.base import Model, family_of
-from lowcomm_node.models.configs import (
-    CONTEXT,
-    KINDS,
-    Read,
-    read_config,
-    read_library_config,
-    wrong,
-)
+from lowcomm_node.models.configs import CONTEXT, KINDS, Read, wrong
 from lowcomm_node.storage.state_file import is_finite
 from lowcomm_protocol.spec.architectures import ARCHITECTURES, is_mixture
 from lowcomm_protocol.spec.models import NO_MIXTURES
@@ -70,12 +64,12 @@ def settings_of(folder: Path) -> Read:
     config = read_json(folder / CONFIG, MAX_CONFIG)
     type_ = config.get("model_type")
     if isinstance(type_, str) and type_ in ARCHITECTURES and type_ not in KINDS:
-        return read_library_config(config, source)
+        return configs.read_library_config(config, source)
     if not isinstance(type_, str) or type_ not in KINDS:
         reason = NO_MIXTURES if isinstance(type_, str) and is_mixture(type_) else "not known"
         known = ", ".join(sorted({*KINDS, *ARCHITECTURES}))
         raise wrong(source, "model_type", type_, f"{reason}: choose a model of {known}")
-    ours = read_config(config, source)
+    ours = configs.read_config(config, source)
     positions, window = config.get("max_position_embeddings") or CONTEXT, ours.longest
     if window >= min(CONTEXT, positions):
         return ours
@@ -84,7 +78,7 @@ def settings_of(folder: Path) -> Read:
         note = (
             f'kind = "transformers", as {why}: `checkpoint export --format gguf` does not write it'
         )
-        return replace(read_library_config(config, source), note=note)
+        return replace(configs.read_library_config(config, source), note=note)
     return replace(ours, note=f"context = {window}, as {why}; nor does transformers fit this model")
 
 

@@ -437,13 +437,6 @@ class GroupCapture(CapturedFragment[ShardCoder]):
         self.coder.commit(self.ranges)
 
 
-CAPTURES: dict[str, type[CapturedFragment[Any]]] = {
-    kinds.PAIR.name: PairCapture,
-    kinds.GROUP.name: GroupCapture,
-}
-"""By the name of the kind."""
-
-
 def capture_for(sync: SyncSettings) -> type[CapturedFragment[Any]]:
     """Class of the captures of a run; pairs where its peers do not exchange."""
-    return CAPTURES[(kinds.kind_of(sync) or kinds.PAIR).name]
+    return GroupCapture if kinds.kind_of(sync) is kinds.GROUP else PairCapture

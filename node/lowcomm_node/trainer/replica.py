@@ -44,16 +44,7 @@ from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
 from lowcomm_protocol.errors import CodecError
-from lowcomm_protocol.exchange import outer
-from lowcomm_protocol.exchange.judging import (
-    HEAVY,
-    Bound,
-    Directions,
-    Repeats,
-    UsualNorm,
-    believed_steps,
-    growth,
-)
+from lowcomm_protocol.exchange import judging, outer
 from lowcomm_protocol.exchange.outer import are_finite, contribution, outer_step
 from lowcomm_protocol.exchange.underway import kept
 from lowcomm_protocol.plan import FragmentProgress, SyncSchedule, largest_jump
@@ -72,10 +63,10 @@ PIECE = 131_072
 class FragmentHistory:
     """What past exchanges of one fragment leave, beside its slow weights."""
 
-    repeats: Repeats
+    repeats: judging.Repeats
     past: deque[PastStep]
     """The last outer steps, for members that miss them."""
-    usual: UsualNorm
+    usual: judging.UsualNorm
 
 
 class Replica(InnerReplica):
@@ -116,13 +107,13 @@ class Replica(InnerReplica):
         """Work of coders on the last merge of a fragment, on the thread that codes."""
         self.history = [
             FragmentHistory(
-                Repeats(coder.numel),
+                judging.Repeats(coder.numel),
                 deque(maxlen=kept(coder.max_size, FP32_BYTES * coder.numel)),
-                UsualNorm(),
+                judging.UsualNorm(),
             )
             for coder in self._coders
         ]
-        self.directions = Directions()
+        self.directions = judging.Directions()
         """Whether the progress of others points along ours."""
         self._outer = spec.sync.outer_settings
         self.copies = gpu.Copies(device) if device.type == "cuda" else None
@@ -204,7 +195,7 @@ class Replica(InnerReplica):
         if landing is None:
             self.fast(fragment, theta)
         pull = 1.0 if realign else self.spec.sync.consensus
-        heavy = self.exchanged.heavy if pull else HEAVY
+        heavy = self.exchanged.heavy if pull else judging.HEAVY
         judge = Judge(
             theta=theta,
             phi=phi,
@@ -230,8 +221,8 @@ class Replica(InnerReplica):
         )
         history = self.history[fragment]
         if not realign and history.repeats.numel != capture.due:  # nothing is known of others
-            history.repeats = Repeats(capture.due)
-        judge.repeats = Repeats(capture.due) if realign else history.repeats
+            history.repeats = judging.Repeats(capture.due)
+        judge.repeats = judging.Repeats(capture.due) if realign else history.repeats
         self.captures[fragment] = capture
 
     def contribute(self, fragment: int) -> None:
@@ -256,20 +247,21 @@ class Replica(InnerReplica):
         """Our contribution: a new vector; may be overridden."""
         return contribution(self._outer, phi, theta, self.scratch.take(phi.numel()))
 
-    def _bound(self, fragment: int, ahead: int, apart: int) -> Bound:
+    def _bound(self, fragment: int, ahead: int, apart: int) -> judging.Bound:
         """The largest plausible progress of peers that claim ``ahead`` more steps than we and whose
         slow weights have parted for ``apart`` steps; our own is not known yet."""
         usual, interval = self.history[fragment].usual.value, self.spec.sync.interval
         since = max(1, self.steps - self.schedule[fragment].merged_steps)
         little_known = not usual and self.steps < interval
-        believed = believed_steps(since, ahead, interval, little_known)
-        claimed = believed_steps(since, ahead, interval, little_known, largest_jump(interval))
-        # A liar gains nothing by it: no more is believed than a claim alone reaches.
-        parted = believed_steps(since, max(0, ahead) + apart, interval, little_known)
+        steps = (
+            judging.believed_steps(since, ahead, interval, little_known),
+            judging.believed_steps(since, ahead, interval, little_known, largest_jump(interval)),
+            # A liar gains nothing by it: no more is believed than a claim alone reaches.
+            judging.believed_steps(since, max(0, ahead) + apart, interval, little_known),
+        )
         ours = self._rates(since, since)
-        each = (growth(ours, self._rates(since, count)) for count in (believed, claimed, parted))
-        grown, most, further = each
-        return Bound(0.0, usual, grown, most, further)
+        believed, claimed, parted = (judging.growth(ours, self._rates(since, n)) for n in steps)
+        return judging.Bound(0.0, usual, believed, claimed, parted)
 
     def _rates(self, since: int, count: int) -> float:
         """Sum of the learning rates of ``count`` steps from the first of our last ``since`` on."""

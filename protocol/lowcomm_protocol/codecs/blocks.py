@@ -252,15 +252,6 @@ def _q2_edge(scale: Any) -> Any:
 
 
 @part
-def _q2_all_reach(bits: Any, count: int, edge: Any) -> bool:
-    """Whether all values of a block reach ``edge``: of most blocks one of the first does not."""
-    reaching = 0
-    while reaching < count and np.uint32(bits[reaching] & MAGNITUDE) >= edge:
-        reaching += 1
-    return reaching == count
-
-
-@part
 def _q2_code(
     block: Vector, peak: Any, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any
 ) -> bool:
@@ -268,7 +259,10 @@ def _q2_code(
     if peak >= SMALLEST_SCALE_BITS:
         total = integers_of(block, peak, integers)
         scale = _q2_fitted(integers, count, total, peak)
-        if _q2_all_reach(bits, count, _q2_edge(scale)):
+        reaching, edge = np.uint32(0), np.uint32(_q2_edge(scale))
+        for i in range(np.uint64(BLOCK)):
+            reaching = np.uint32(reaching + np.uint32((bits[i] & MAGNITUDE) >= edge))
+        if reaching >= count:
             # All would be outer: the inner level holds them as well, and codes them again.
             scale = short_scale(total, count, peak, Q2_LARGEST_SCALE)
     if scale == 0:

@@ -18,18 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from lowcomm_protocol.codecs import modulo_kernels as kernels
 from lowcomm_protocol.codecs.base import Bytes, Coder, State, Vector, read_only, scratch_for
-from lowcomm_protocol.codecs.modulo_kernels import (
-    HEADER,
-    MODULO_STEPS,
-    modulo_check,
-    modulo_decode,
-    modulo_encode,
-    modulo_patch,
-    modulo_ranges,
-    modulo_resend,
-    modulo_total,
-)
+from lowcomm_protocol.codecs.modulo_kernels import HEADER, MODULO_STEPS
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -97,14 +88,14 @@ class ModuloCoder(Coder):
         if self._taught >= YOUNG:
             return
         self._moved = np.zeros(self._blocks, dtype=np.float32)
-        modulo_ranges(now, before, 0.0, self._moved)
+        kernels.modulo_ranges(now, before, 0.0, self._moved)
         self._moved *= np.float32(MOVED * gain)
 
     def encode(self, vector: Vector, out: memoryview, scratch: Vector | None = None) -> int:
         target, wanted = self._begin(out, vector.size)
         own = scratch_for(self.name, self.numel, scratch)
         hashes, codes = self._sent_hashes, self._sent_codes
-        size = modulo_encode(vector, wanted, self.bits, own, target, hashes, codes)
+        size = kernels.modulo_encode(vector, wanted, self.bits, own, target, hashes, codes)
         if size < 0:
             raise CodecError(f"{self.name}: block {-1 - size} is not finite: nothing is sent")
         self._own = own
@@ -125,14 +116,14 @@ class ModuloCoder(Coder):
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
         own, coded = self._known(), read_only(np.frombuffer(data, dtype=np.uint8))
-        blocks, end = modulo_check(coded, self.numel, self.bits, self._codes)
+        blocks, end = kernels.modulo_check(coded, self.numel, self.bits, self._codes)
         if blocks != self._blocks or coded.size != end + TOTAL or out.size != self.numel:
             raise CodecError(
                 f"{self.name}: {coded.size} bytes are no fragment of {self.numel} values: drop "
                 "this peer"
             )
         self._theirs = out
-        modulo_decode(coded, own, self.bits, out, self._hashes, self._bad)
+        kernels.modulo_decode(coded, own, self.bits, out, self._hashes, self._bad)
         if not self._bad.any() and self._total(self._hashes, self._bad) != bytes(coded[end:]):
             self._bad[:] = 1  # two errors that cancel: very rare, so everything comes again
         return np.packbits(self._bad).tobytes() if self._bad.any() else b""
@@ -156,13 +147,15 @@ class ModuloCoder(Coder):
         if target.size < most:
             raise CodecError(f"{self.name}: the blocks need a buffer of {most} bytes")
         self._plain.fill(0)
-        size = modulo_resend(own, self._sent_codes, self.bits, flags, target, vector, self._plain)
+        size = kernels.modulo_resend(
+            own, self._sent_codes, self.bits, flags, target, vector, self._plain
+        )
         return self._end(target, size, self._sent_hashes, self._plain)
 
     def patch(self, data: memoryview, out: Vector) -> None:
         coded = read_only(np.frombuffer(data, dtype=np.uint8))
         body, end = coded[:-TOTAL], coded[-TOTAL:]
-        size = modulo_patch(body, self._codes, self.bits, self._bad, out, self._hashes)
+        size = kernels.modulo_patch(body, self._codes, self.bits, self._bad, out, self._hashes)
         if size != body.size or end.size != TOTAL:
             raise CodecError(
                 f"{self.name}: what came again is not what was asked for: drop this peer"
@@ -175,7 +168,7 @@ class ModuloCoder(Coder):
     def settle(self) -> None:
         own, self._learned = self._known(), self._ranges.copy()
         if self._theirs is not None:
-            modulo_ranges(own, self._theirs, DECAY, self._learned)
+            kernels.modulo_ranges(own, self._theirs, DECAY, self._learned)
         self._drop()
         self._moved = None
 
@@ -236,7 +229,7 @@ class ModuloCoder(Coder):
         return size + TOTAL
 
     def _total(self, hashes: Any, bad: Bytes) -> bytes:
-        return int(modulo_total(hashes, bad)).to_bytes(TOTAL, "little")
+        return int(kernels.modulo_total(hashes, bad)).to_bytes(TOTAL, "little")
 
 
 MOD3, MOD4, MOD6, MOD8 = (partial(ModuloCoder, bits) for bits in (3, 4, 6, 8))

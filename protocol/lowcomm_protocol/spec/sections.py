@@ -93,7 +93,9 @@ SORTED = BeforeValidator(_in_order)
 
 def shown(value: object, most: int = 80) -> str:
     """A value of a stranger, short: a huge number or a deep list has no ``repr``."""
-    plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
+    plain = isinstance(value, str | float | None) or (
+        isinstance(value, int) and value.bit_length() < 256
+    )
     return repr(value)[:most] if plain else "(a list)" if isinstance(value, list) else "(a table)"
 
 

@@ -388,7 +388,7 @@ def check_data(source: Path, cache: Path) -> None:
     trained, held_out = expected_tokens(source)
     assert all_tokens(dataset.train) == trained
     assert all_tokens(dataset.held_out) == held_out
-    assert dataset.tokens == len(trained) + len(held_out)
+    assert dataset.train.tokens + dataset.held_out.tokens == len(trained) + len(held_out)
     assert len(tokens_of(cache)) == 1
     assert {path.name for path in cache.iterdir()} == {".lock", tokens_of(cache)[0].name}
 
@@ -435,7 +435,7 @@ def test_the_parts_of_a_text_become_the_tokens_of_the_whole(
     path = tmp_path / f"a.{kind}"
     path.write_text(text) if kind == "text" else write_lines(path, [text, "one", "two"])
     dataset = open_data(str(path), str(tmp_path / "tokenizer.json"), cache)
-    assert dataset.tokens > 300_000
+    assert dataset.train.tokens + dataset.held_out.tokens > 300_000
     blanks = all_tokens(dataset.train).count(0) + all_tokens(dataset.held_out).count(0)
     assert blanks == text.count(" ") + (2 if kind == "text" else 3), (
         "one before each document, none at a cut"
@@ -449,7 +449,8 @@ def test_text_that_is_not_utf8_is_named_where_letters_would_be_lost(
     path.write_bytes("Größe und Übermaß, déjà vu.\n".encode("latin-1") * 300)
     with pytest.raises(DataError, match=r"old\.txt is not UTF-8 \(byte 0xf6\): .*iconv"):
         open_data(str(path), str(tokenizer_file), cache)
-    assert open_data(str(path), "bytes", cache).tokens == path.stat().st_size + 2
+    dataset = open_data(str(path), "bytes", cache)
+    assert dataset.train.tokens + dataset.held_out.tokens == path.stat().st_size + 2
 
 
 def test_a_window_is_the_same_whatever_shards_it_lies_in() -> None:
