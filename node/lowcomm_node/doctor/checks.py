@@ -226,9 +226,7 @@ class Nat(StrEnum):
 
 
 def kind_of_nat(
-    own_hosts: Iterable[str],
-    observed: Iterable[ObservedAddress],
-    calls_come_in: bool | None,
+    own_hosts: Iterable[str], observed: Iterable[ObservedAddress], calls_come_in: bool | None
 ) -> Nat:
     """The kind of router. ``calls_come_in``: whether a call of a helper came in; None if none was
     made."""

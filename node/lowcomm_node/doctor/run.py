@@ -53,10 +53,7 @@ async def examine_node(node: RunningNode, peers: Sequence[str]) -> tuple[Finding
     first."""
     settings, discovery, status = node.settings, node.discovery, node.status
     seen = Observations(
-        home=settings.home,
-        peers=settings.peers,
-        status=status,
-        members=node.members,
+        home=settings.home, peers=settings.peers, status=status, members=node.members
     )
     if discovery is None:
         trouble = status.waiting or f"the node is {status.phase}"

@@ -63,9 +63,7 @@ def distinct(entries: Iterable[str], own_peer_id: str) -> list[EntryPoint]:
 
 
 async def _meet(
-    stack: AsyncExitStack,
-    streams: Streams,
-    entry: EntryPoint,
+    stack: AsyncExitStack, streams: Streams, entry: EntryPoint
 ) -> tuple[Asker, Helper] | str:
     """A stream of probes and the first look, or why there is none."""
     asker: Asker | None = None

@@ -29,12 +29,7 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
-from lowcomm_protocol.spec.sections import (
-    DIGEST_BYTES,
-    PIECE_BYTES,
-    count_pieces,
-    digest_of_pieces,
-)
+from lowcomm_protocol.spec.sections import DIGEST_BYTES, PIECE_BYTES, count_pieces, digest_of_pieces
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,7 @@ from time import monotonic
 from cachetools import LRUCache
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.addresses import (
-    CIRCUIT,
-    EntryPoint,
-    place_in,
-)
+from lowcomm_node.net.addresses import CIRCUIT, EntryPoint, place_in
 from lowcomm_node.net.control import Control, OpenStream, read_exactly
 from lowcomm_node.net.relays import is_public_dial
 from lowcomm_node.net.targets import Targets

@@ -158,9 +158,7 @@ class ExchangeService:
             "Swap": streams(self._long(lambda *call: node.swap(*call)), read_frame, write_frame),
             "Fetch": streams(self._long(lambda *call: node.fetch(*call)), wanted, reply),
             "Ping": streams(
-                self._long(self.echo.answer, Meter),
-                pb.Ping.FromString,
-                pb.Pong.SerializeToString,
+                self._long(self.echo.answer, Meter), pb.Ping.FromString, pb.Pong.SerializeToString
             ),
             "Describe": grpc.stream_unary_rpc_method_handler(
                 self._describe, pb.Introduction.FromString, pb.Introduction.SerializeToString

@@ -14,13 +14,7 @@ from lowcomm_node.fetch.records import StateAdopted
 from lowcomm_node.node import messages
 from lowcomm_node.node.messages import Evaluated, InnerStepTaken, Saved, StepFigures, Tokenizing
 from lowcomm_node.owner.rules import Hold
-from lowcomm_node.status.model import (
-    AmendmentText,
-    CheckpointStatus,
-    Limits,
-    Progress,
-    read,
-)
+from lowcomm_node.status.model import AmendmentText, CheckpointStatus, Limits, Progress, read
 from lowcomm_node.swarm import watchdog
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.logs import Event, log

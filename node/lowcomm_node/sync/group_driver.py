@@ -16,12 +16,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from lowcomm_node.errors import LinkLost, TrainerError, Unusable
-from lowcomm_node.node.messages import (
-    AverageShard,
-    Part,
-    TakeOver,
-    WriteOuterSteps,
-)
+from lowcomm_node.node.messages import AverageShard, Part, TakeOver, WriteOuterSteps
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.link import GroupLink, Incoming, Link

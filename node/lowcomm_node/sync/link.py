@@ -329,11 +329,7 @@ class GroupLink(Link):
         "mean": {"held"},
         "held": {"commit"},
     }
-    _PARTS: ClassVar[dict[int, str]] = {
-        pb.SHARE: "share",
-        pb.MEAN: "mean",
-        pb.MISSED: "missed",
-    }
+    _PARTS: ClassVar[dict[int, str]] = {pb.SHARE: "share", pb.MEAN: "mean", pb.MISSED: "missed"}
 
     async def read(
         self,

@@ -38,10 +38,7 @@ class Viewers:
     """All that follow one node."""
 
     def __init__(
-        self,
-        board: Board,
-        status: Callable[[], Status],
-        peers: Callable[[], list[PeerStatus]],
+        self, board: Board, status: Callable[[], Status], peers: Callable[[], list[PeerStatus]]
     ) -> None:
         self._board = board
         self._status = status

@@ -141,13 +141,7 @@ def _modulo_bytes(code: Any, count: int, bits: int) -> int:
 
 @kernel
 def modulo_encode(
-    vector: Vector,
-    wanted: Vector,
-    bits: int,
-    own: Vector,
-    out: Bytes,
-    hashes: Any,
-    codes: Any,
+    vector: Vector, wanted: Vector, bits: int, own: Vector, out: Bytes, hashes: Any, codes: Any
 ) -> Any:
     """Code all blocks with steps of at least ``wanted`` (below 0: unknown); bytes, or -1 - block if
     one is not finite.

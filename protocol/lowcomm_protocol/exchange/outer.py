@@ -43,10 +43,7 @@ MAX_CLAIM = 2
 
 
 def contribution(
-    settings: OuterSettings,
-    phi: torch.Tensor,
-    theta: torch.Tensor,
-    out: torch.Tensor | None = None,
+    settings: OuterSettings, phi: torch.Tensor, theta: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """What a peer sends: ``c = gain * (theta - phi) + consensus * phi``, float32 [numel].
 

@@ -17,13 +17,7 @@ from typing import Any
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.codecs.kernels import (
-    INFINITE,
-    MAGNITUDE,
-    kernel,
-    part,
-    peak_of,
-)
+from lowcomm_protocol.codecs.kernels import INFINITE, MAGNITUDE, kernel, part, peak_of
 from lowcomm_protocol.spec.names import BLOCK
 
 SMALLEST = np.float32(2.0**-100)

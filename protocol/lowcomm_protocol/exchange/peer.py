@@ -19,14 +19,7 @@ from lowcomm_protocol.exchange.events import Cause, Effect, Outcome, PeerEvent, 
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.position import Drift, OwnLine, Position, RecentPartners
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.matching import (
-    Offer,
-    Readiness,
-    Refusal,
-    candidates,
-    consider,
-    wins_crossing,
-)
+from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
 from lowcomm_protocol.peers.trust import Trust
 from lowcomm_protocol.spec.run import RunSpec
 
