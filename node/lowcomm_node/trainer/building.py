@@ -19,19 +19,10 @@ from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.machine import cores_allowed
-from lowcomm_node.trainer import state, transfer
+from lowcomm_node.trainer import memory, state, transfer
 from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.gpu import prepare, use
 from lowcomm_node.trainer.inner import choose_device
-from lowcomm_node.trainer.memory import (
-    StepChoices,
-    at_once,
-    check_memory,
-    is_mapped,
-    limit_vram,
-    moments_bytes,
-    slow_bytes,
-)
 from lowcomm_node.trainer.micro_batch import RECOMPUTE
 from lowcomm_node.trainer.rehearsal import rehearse
 from lowcomm_node.trainer.replica import Replica
@@ -47,11 +38,11 @@ PAGE_BYTES = 4096
 
 
 def build(
-    settings: TrainerSettings, memory: int, tell: Callable[[TrainerEvent], None]
+    settings: TrainerSettings, shared: int, tell: Callable[[TrainerEvent], None]
 ) -> tuple[Replica, CheckpointStore, Arena, Ready]:
     """Build the replica, and resume it from the newest usable checkpoint.
 
-    ``memory`` is the descriptor of the shared memory file. Raises ConfigError, DataError, DiskFull.
+    ``shared`` is the descriptor of the memory file. Raises ConfigError, DataError, DiskFull.
     """
     spec, home = parse_canonical(settings.spec), Path(settings.home)
     cores = cores_allowed()
@@ -63,18 +54,20 @@ def build(
     prepare(device, Paths(home).compiled)
     use(device)
     limits = (settings.max_memory, settings.max_vram)
-    choices = StepChoices(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
+    choices = memory.StepChoices(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
     rehearse(spec.sync)  # first, as what compiling takes counts
     compiled = compiled_here() > 0
-    estimate, cut = check_memory(spec, device, *limits, settings.exchanges, choices, compiled)
-    limit_vram(device, settings.max_vram)
+    estimate, cut = memory.check_memory(
+        spec, device, *limits, settings.exchanges, choices, compiled
+    )
+    memory.limit_vram(device, settings.max_vram)
     disk_quota = DiskQuota(home, settings.max_disk)
     dataset = open_text(spec, settings, disk_quota, tell)
     run_id = run_id_of(settings.spec.encode())
     course = newest(spec, run_id, [settings.amendments.encode()])
     replica = Replica(spec, settings.peer_id, dataset, device, run_id=run_id, course=course)
-    if settings.slow and is_mapped(spec):
-        disk_quota.require(slow_bytes(spec), "Slow weights")
+    if settings.slow and memory.is_mapped(spec):
+        disk_quota.require(memory.slow_bytes(spec), "Slow weights")
         replica.keep_in_files(Path(settings.slow))
     store = CheckpointStore(Path(settings.checkpoints), settings.keep, disk_quota)
     newest_usable = store.load_newest_usable()
@@ -94,8 +87,8 @@ def build(
     gradient.cut = cut
     gradient.may_recompute = choices.recompute is None and footprint.blocks > 0
     if device.type == "cuda" and not replica.optimizer.steps:
-        gradient.reserved_bytes = moments_bytes(spec)
-    arena = _make_arena(replica, settings.exchanges, memory)
+        gradient.reserved_bytes = memory.moments_bytes(spec)
+    arena = _make_arena(replica, settings.exchanges, shared)
     ready = replace(
         ready_of(replica, arena),
         resumed=checkpoint.info.step if checkpoint else None,
@@ -181,9 +174,9 @@ def slot_bytes(exchanged: type[CapturedFragment[Any]], codec_name: str, numel: i
     return -(-largest // PAGE_BYTES) * PAGE_BYTES
 
 
-def _make_arena(replica: Replica, exchanges: int, memory: int) -> Arena:
+def _make_arena(replica: Replica, exchanges: int, shared: int) -> Arena:
     fragments, sync = replica.plan.fragments, replica.spec.sync
     largest = max(fragment.numel for fragment in fragments)
     kind = kind_of(sync)
-    slots = at_once(exchanges, len(fragments), largest) * kind.slots if kind else 0
-    return Arena(memory, slots, slot_bytes(replica.exchanged, sync.codec, largest))
+    slots = memory.at_once(exchanges, len(fragments), largest) * kind.slots if kind else 0
+    return Arena(shared, slots, slot_bytes(replica.exchanged, sync.codec, largest))

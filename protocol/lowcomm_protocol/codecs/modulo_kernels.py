@@ -205,21 +205,11 @@ def _code_of(values: Vector, wanted: Any, bits: int) -> int:
     return code
 
 
-@part
-def _remainder(data: Any, at: int, stride: int, bits: int, place: int) -> int:
-    """One of those that `_pack` writes."""
-    group, row = int(_GROUPS[bits]), place // stride
-    at += row // group * (group * bits // 8) * stride + place % stride
-    word = 0
-    for k in range(group * bits // 8):
-        word |= int(data[at + k * stride]) << 8 * k
-    return (word >> row % group * bits) & ((1 << bits) - 1)
-
-
 @kernel
 def modulo_check(data: Bytes, numel: int, bits: int, codes: Any) -> tuple[int, int]:
     """How many blocks of ``numel`` values ``data`` holds whole, and in how many bytes; -1 and
     the block if one holds what no encoder writes. ``codes`` gets their step codes."""
+    digits, words = np.zeros(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
     at = 0
     for block in range((numel + BLOCK - 1) // BLOCK):
         count, body = min(numel - block * BLOCK, BLOCK), at + HEADER
@@ -234,11 +224,10 @@ def modulo_check(data: Bytes, numel: int, bits: int, codes: Any) -> tuple[int, i
             for i in range(body + 1, end, 2):
                 if (data[i] & 0x7F) == 0x7F and data[i - 1] & 0x80:
                     return -1, block
-        else:
-            stride = (count + 7) // 8
-            for place in range(count, 8 * stride):
-                if _remainder(data, body, stride, bits, place):
-                    return -1, block
+        elif count % 8:
+            _unpack(data, np.uint64(body), np.uint64((count + 7) // 8), bits, words, digits)
+            if digits[count : count + 8 - count % 8].any():
+                return -1, block
         codes[block] = data[at]
         at = end
     return (numel + BLOCK - 1) // BLOCK, at
