@@ -368,7 +368,7 @@ def probe() -> Made:
             asked = probes.read_probe(data)
             match asked.WhichOneof("kind"):
                 case "dial_back":
-                    probes.read_dial_back(asked.dial_back)
+                    probes.check_dial_back(asked.dial_back)
                 case "ping":
                     probes.check_ping(asked.ping)
                     assert len(answer_to(asked.ping).content) <= probes.MAX_CONTENT

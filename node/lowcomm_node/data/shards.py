@@ -219,12 +219,9 @@ def _encode(tokenizer: Tokenizer, batch: Sequence[Document], begins: bool) -> li
                     "convert it, such as by `iconv -f WINDOWS-1252 -t UTF-8`, or remove it."
                 ) from None
     firsts = [begins, *(document.ends for document in batch[:-1])]
-    encoded = tokenizer.encode_all(
-        [
-            document.text if first else _LINE_END + document.text
-            for document, first in zip(batch, firsts, strict=True)
-        ]
-    )
+    starts = (b"" if first else _LINE_END for first in firsts)
+    texts = [start + document.text for start, document in zip(starts, batch, strict=True)]
+    encoded = tokenizer.encode_all(texts)
     line_end = [] if all(firsts) else tokenizer.encode(_LINE_END)
     for place, first in enumerate(firsts):
         if not first and np.array_equal(encoded[place][: len(line_end)], line_end):

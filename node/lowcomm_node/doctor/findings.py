@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Self
 from lowcomm_node.errors import NoPeers, Unhealthy
 from lowcomm_node.net.addresses import EntryPoint, host_of, port_of, relay_of
 from lowcomm_node.status.model import PeerStatus, Status
-from lowcomm_protocol.peers.probes import ProbeKind, Seen, Target
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.probes import ProbeKind, Seen
 
 UNREACHED = "dht"
 """The check whose fault means that no peer answers at all."""
@@ -96,12 +97,11 @@ class Subject:
         """Peer ids of the relays at which we have a place."""
         return tuple(relay for dial in self.listens if (relay := relay_of(dial)) is not None)
 
-    def targets(self, version: int = 4) -> tuple[Target, ...]:
+    def targets(self, version: int = 4) -> tuple[pb.Target, ...]:
         """All our ports, to be called."""
+        shown = {ProbeKind.DIRECT: sha256(self.certificate).digest()}
         return tuple(
-            Target(
-                kind, port, sha256(self.certificate).digest() if kind is ProbeKind.DIRECT else b""
-            )
+            pb.Target(kind=kind.value, port=port, certificate=shown.get(kind))
             for kind in ProbeKind
             if (port := self.port(kind, version)) is not None
         )

@@ -16,6 +16,7 @@ from lowcomm_node.net.control import Streams
 from lowcomm_node.net.targets import outward_address
 from lowcomm_node.swarm.probes import CONNECT_DEADLINE, Asker
 from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.peers.probes import ProbeKind
 
 MAX_HELPERS = 3
 MAX_TRIED = 8
@@ -91,5 +92,5 @@ async def _called_back(asker: Asker, helper: Helper, subject: Subject) -> Helper
         reached = await asker.dial_back(subject.peer_id, targets)
     except LowcommError as error:
         return replace(helper, refused=str(error))
-    kinds = (target.kind for target in targets)
+    kinds = (ProbeKind(target.kind) for target in targets)
     return replace(helper, reached=dict(zip(kinds, reached, strict=True)))

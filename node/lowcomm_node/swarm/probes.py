@@ -34,8 +34,7 @@ from lowcomm_protocol.peers.probes import (
     Keeping,
     ProbeKind,
     Seen,
-    Target,
-    read_dial_back,
+    check_dial_back,
     read_kept,
     read_probe,
     read_probed,
@@ -60,7 +59,7 @@ FOR_A_NODE = Allowed(each=16, all=100, seconds=3600.0)
 _RELAYED = "relayed"
 _TRANSPORTS = {ProbeKind.TCP: "tcp/{}", ProbeKind.QUIC: "udp/{}/quic-v1"}
 
-Dial = Callable[[str, str, Target], Awaitable[bool]]
+Dial = Callable[[str, str, pb.Target], Awaitable[bool]]
 Keep = Callable[[str, str | None], Awaitable[Keeping]]
 
 
@@ -94,13 +93,10 @@ class Asker:
         # The answer was written between the two: whatever lies in there is no offset.
         return seen, seen.time - min(max(seen.time, asked), clock())
 
-    async def dial_back(self, peer_id: str, targets: Sequence[Target]) -> tuple[bool, ...]:
+    async def dial_back(self, peer_id: str, targets: Sequence[pb.Target]) -> tuple[bool, ...]:
         """Which of these ports of ours the peer can call. Raises LinkLost, also if the peer
         refuses, ProtocolViolation."""
-        ports = [
-            pb.Target(kind=t.kind.value, port=t.port, certificate=t.certificate) for t in targets
-        ]
-        request = pb.DialBack(peer_id=peer_id, targets=ports)
+        request = pb.DialBack(peer_id=peer_id, targets=targets)
         probed = await self._ask(pb.Probe(dial_back=request), "dialed_back", DIAL_BACK_DEADLINE)
         reached = tuple(probed.dialed_back.reached)
         if len(reached) != len(targets):
@@ -225,26 +221,26 @@ class Prober:
                 return pb.Probed(refused=f"answers no {kind}")
 
     async def _dial_back(self, message: pb.DialBack, host: str | None, caller: str) -> pb.Probed:
-        targets = read_dial_back(message)
+        check_dial_back(message)
         if host is None:
             return pb.Probed(refused="you come through a relay: your own address is not seen")
-        if not self._calls.take(caller, len(targets), self._clock()):
+        if not self._calls.take(caller, len(message.targets), self._clock()):
             return pb.Probed(refused="too many calls were asked for: ask again in an hour")
         async with self._dialing:
-            calls = (self._dial(host, message.peer_id, target) for target in targets)
+            calls = (self._dial(host, message.peer_id, target) for target in message.targets)
             return pb.Probed(dialed_back=pb.DialedBack(reached=await asyncio.gather(*calls)))
 
 
 # calling back
 
 
-async def is_reached(host: str, peer_id: str, target: Target) -> bool:
+async def is_reached(host: str, peer_id: str, target: pb.Target) -> bool:
     """Whether a fresh connection to a port of ``host``, an IP address, leads to the named peer.
     Takes DIAL_DEADLINE at most; for libp2p also the start of a process."""
-    if target.kind is ProbeKind.DIRECT:
+    if target.kind == pb.Target.DIRECT:
         return await _shows_certificate(host, target)
     caller = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"], punching=False)
-    entry = EntryPoint(peer_id, multiaddress(host, target.kind, target.port))
+    entry = EntryPoint(peer_id, multiaddress(host, ProbeKind(target.kind), target.port))
     try:
         await asyncio.gather(caller.start(), load_hivemind())
         await Control(caller.control).connect(peer_id, [entry], DIAL_DEADLINE)
@@ -260,7 +256,7 @@ def multiaddress(host: str, kind: ProbeKind, port: int) -> str:
     return f"/{'ip6' if ':' in host else 'ip4'}/{host}/{_TRANSPORTS[kind].format(port)}"
 
 
-async def _shows_certificate(host: str, target: Target) -> bool:
+async def _shows_certificate(host: str, target: pb.Target) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # its digest is compared instead

@@ -253,7 +253,7 @@ class TrainerLoop:
             )
             self._report_step(outcome, seconds)
 
-    def _evaluate(self) -> float:
+    def _evaluate(self) -> None:
         replica = self.replica
         self._pipe.tell(messages.Evaluating())
         context, first = replica.spec.model.context, self._first_evaluation
@@ -268,7 +268,6 @@ class TrainerLoop:
                 epochs=round(replica.tokens / replica.dataset.train.tokens, 2),
             )
         )
-        return evaluation.loss
 
     # events
 

@@ -119,15 +119,11 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     interval = replica.spec.sync.interval
     progress = [FragmentProgress(**vars(one)) for one in counters.progress]
     plain = SyncSchedule(interval, progress)
-    # 0.1 wrote 0 for a fragment that was not due yet: none has synced later than now.
-    rounds = [plain.round_of(p, replica.clock.step) for p in range(len(progress))]
-    replica.schedule = SyncSchedule(
-        interval,
-        [
-            replace(one, synced=min(one.synced, latest))
-            for one, latest in zip(progress, rounds, strict=True)
-        ],
-    )
+    for p, one in enumerate(progress):
+        # 0.1 wrote 0 for a fragment that was not due yet: none has synced later than now.
+        synced = min(one.synced, plain.round_of(p, replica.clock.step))
+        progress[p] = replace(one, synced=synced)
+    replica.schedule = SyncSchedule(interval, progress)
 
 
 def skip_text(replica: Replica, diverged: dict[str, Any] | None) -> None:

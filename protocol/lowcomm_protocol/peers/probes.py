@@ -40,16 +40,6 @@ class ProbeKind(Enum):
 
 
 @dataclass(frozen=True)
-class Target:
-    """A port to call."""
-
-    kind: ProbeKind
-    port: int
-    certificate: bytes = b""
-    """SHA-256 of the expected certificate; for ``DIRECT`` only."""
-
-
-@dataclass(frozen=True)
 class Seen:
     """How another peer sees us."""
 
@@ -109,8 +99,8 @@ def read_probe(data: bytes) -> pb.Probe:
     return probe
 
 
-def read_dial_back(message: pb.DialBack) -> tuple[Target, ...]:
-    """The ports to call. Raises ProtocolViolation."""
+def check_dial_back(message: pb.DialBack) -> None:
+    """Raise ProtocolViolation unless all of its targets are ports to call."""
     if not 0 < len(message.targets) <= MAX_TARGETS:
         raise ProtocolViolation(
             f"asked for {len(message.targets)} calls: 1 to {MAX_TARGETS} are possible"
@@ -126,7 +116,6 @@ def read_dial_back(message: pb.DialBack) -> tuple[Target, ...]:
             raise ProtocolViolation(f"asked for a call of an unknown kind {target.kind}")
         if len(target.certificate) != (_DIGEST if target.kind == pb.Target.DIRECT else 0):
             raise ProtocolViolation(f"named a certificate by {len(target.certificate)} bytes")
-    return tuple(Target(ProbeKind(t.kind), t.port, t.certificate) for t in message.targets)
 
 
 def check_ping(ping: pb.Ping) -> None:

@@ -156,12 +156,9 @@ class Roster:
         # Keep a record until no older one can be valid any more, because that would bring back a
         # peer that has left. In a full roster, keep it only until it expires.
         full = len(self._records) >= MAX_PEERS
-        ends = {
-            peer: info.expires if full else info.issued + MAX_LIFE
-            for peer, info in self._records.items()
-        }
-        for peer_id in [peer_id for peer_id, end in ends.items() if end <= now]:
-            del self._records[peer_id]
+        for peer_id, info in list(self._records.items()):
+            if (info.expires if full else info.issued + MAX_LIFE) <= now:
+                del self._records[peer_id]
 
 
 ALIVE = 300.0

@@ -172,13 +172,8 @@ class SignedRun:
 
     def to_bytes(self) -> bytes:
         """The form that is published and kept in files; nobody can pad it."""
-        return json.dumps(
-            {
-                "creator": self.creator,
-                "signature": self.signature.hex(),
-                "spec": self.document.decode(),
-            }
-        ).encode()
+        content = {"creator": self.creator, "signature": self.signature.hex()}
+        return json.dumps(content | {"spec": self.document.decode()}).encode()
 
 
 def _layers_of(model: object) -> int | None:

@@ -17,7 +17,8 @@ from lowcomm_node.net.control import OpenStream
 from lowcomm_node.swarm.probes import Prober
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.probes import PROTOCOL, ProbeKind, Seen, Target
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.probes import PROTOCOL, ProbeKind, Seen
 
 ME, *HELPERS = (Identity(letter * 32).peer_id for letter in (b"m", b"1", b"2", b"3"))
 OUTER, INNER = "44.128.0.12", "192.168.1.7"
@@ -35,11 +36,11 @@ def helper(number: int, sees: str = OUTER) -> Helper:
 @asynccontextmanager
 async def answering(
     address: str,
-) -> AsyncIterator[tuple[MemoryDiscovery, list[Target]]]:
+) -> AsyncIterator[tuple[MemoryDiscovery, list[pb.Target]]]:
     """The first helper answers probes that come from ``address``: the asker, the ports called."""
-    network, called = MemoryNetwork(time, address=address), list[Target]()
+    network, called = MemoryNetwork(time, address=address), list[pb.Target]()
 
-    async def dial(host: str, peer_id: str, target: Target) -> bool:
+    async def dial(host: str, peer_id: str, target: pb.Target) -> bool:
         called.append(target)
         return True
 
@@ -56,7 +57,7 @@ async def test_a_helper_says_how_it_sees_us_and_calls_us_back():
         found = await survey.ask_others(streams, SUBJECT, [str(helper(0).entry)])
     assert found.helpers[0].sees == OUTER and abs(found.helpers[0].offset) < 1
     assert found.helpers[0].reached == {ProbeKind.TCP: True} and not found.helpers[0].refused
-    assert called == [Target(ProbeKind.TCP, 4001)]
+    assert called == [pb.Target(kind=pb.Target.TCP, port=4001)]
 
 
 async def test_a_survey_that_is_given_up_leaves_no_stream_open():

@@ -8,10 +8,8 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers import probes
-from lowcomm_protocol.peers.probes import ProbeKind, Target
 
 PEER = Identity(b"x" * 32).peer_id
-DIRECT = Target(ProbeKind.DIRECT, 45123, b"d" * 32)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +28,7 @@ def test_a_request_for_other_calls_than_are_possible_is_refused(
     targets: list[pb.Target], words: str
 ):
     with pytest.raises(ProtocolViolation, match=words):
-        probes.read_dial_back(pb.DialBack(peer_id=PEER, targets=targets))
+        probes.check_dial_back(pb.DialBack(peer_id=PEER, targets=targets))
 
 
 @given(st.binary(max_size=200))

@@ -21,16 +21,16 @@ from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.probes import PROTOCOL, Keeping, ProbeKind, Target
+from lowcomm_protocol.peers.probes import PROTOCOL, Keeping
 
 ASKER, HELPER = Identity(b"a" * 32).peer_id, Identity(b"h" * 32).peer_id
 RELAY = Identity(b"r" * 32).peer_id
 FROM = "/ip4/203.0.113.7/tcp/4001"
 PLENTY = Allowed(each=10**9, all=10**9, seconds=3600.0)
 TARGETS = [
-    Target(ProbeKind.DIRECT, 45123, b"d" * 32),
-    Target(ProbeKind.TCP, 4001),
-    Target(ProbeKind.QUIC, 4002),
+    pb.Target(kind=pb.Target.DIRECT, port=45123, certificate=b"d" * 32),
+    pb.Target(kind=pb.Target.TCP, port=4001),
+    pb.Target(kind=pb.Target.QUIC, port=4002),
 ]
 
 
@@ -46,8 +46,8 @@ class World:
         self.network = MemoryNetwork(clock=time, address=address)
         self.helper, self.asker = (MemoryDiscovery(peer, self.network) for peer in (HELPER, ASKER))
         self.now = 0.0
-        self.called: list[tuple[str, str, Target]] = []
-        self.answering = {ProbeKind.DIRECT, ProbeKind.QUIC}
+        self.called: list[tuple[str, str, pb.Target]] = []
+        self.answering = {pb.Target.DIRECT, pb.Target.QUIC}
         self.asked_for: list[tuple[str, str]] = []
         self.prober = Prober(
             self.helper,
@@ -65,7 +65,7 @@ class World:
     def clock(self) -> float:
         return self.now
 
-    async def dial(self, host: str, peer_id: str, target: Target) -> bool:
+    async def dial(self, host: str, peer_id: str, target: pb.Target) -> bool:
         self.called.append((host, peer_id, target))
         return target.kind in self.answering
 
