@@ -81,8 +81,8 @@ tables: $(READY)  ## write the tables in docs/ that come from the code
 picture: $(READY)  ## draw docs/panel.svg: the panel of a node in a demo
 	$(BIN)/python docs/picture.py
 
-screenshots: $(READY)  ## write docs/page.png and docs/page-phone.png: the page of a node in a real swarm
-	SCREENSHOTS=docs $(BIN)/python -m pytest tests/swarm/test_page_in_browser.py -k screen
+screenshots: $(READY)  ## write docs/page-*.png: the page of a node in each of its states
+	SCREENSHOTS=docs $(BIN)/python -m pytest tests/swarm/test_page_first_screen.py
 
 MINUTES ?= 60
 soak: $(READY)  ## a swarm of which a node is killed, stopped or started every few seconds

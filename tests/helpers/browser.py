@@ -77,6 +77,10 @@ class Visit:
         self.wait("Number(document.body.dataset.states) > 0")
         self.wait("document.querySelector('[data-figure=uptime]').dataset.value")
 
+    def unfold(self) -> None:
+        """Open all that is folded."""
+        self.page.evaluate("document.querySelectorAll('.fold').forEach(one => { one.open = true })")
+
     def wait(self, condition: str) -> None:
         """Until an expression of JavaScript is true."""
         # wait_for_function would have the page evaluate text, which its policy forbids.

@@ -49,6 +49,9 @@ class StandIn:
     def limits(self) -> Limits:
         return self.now.limits
 
+    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        return "a cup of tea told a story"
+
     def pause(self, seconds: float | None) -> None:
         self.calls.append(("pause", seconds))
 

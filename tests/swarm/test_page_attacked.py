@@ -44,9 +44,9 @@ def away(visit: Visit, words: str) -> None:
 def ended(visit: Visit) -> None:
     """The page has heard that the node ends, and is not alarmed."""
     visit.page.locator("#end").wait_for(state="visible")
-    assert visit.text("#end") == FAREWELL
+    assert visit.text("#farewell") == FAREWELL
     assert not visit.page.locator("#line").is_visible()
-    assert not visit.page.locator("#finish").is_visible()
+    assert not visit.page.locator("#controls").is_visible()
 
 
 @pytest.mark.parametrize("text", [SCRIPT, BIDIRECTIONAL, LONG], ids=["script", "bidi", "1 MB"])
@@ -65,6 +65,7 @@ def test_what_others_wrote_is_shown_as_text_and_breaks_nothing(
     node.drawn = [sample(time(), node.now)]
     with serving(node, tmp_path), visiting(browser, viewport=PHONE) as visit:
         visit.open(link(tmp_path))
+        visit.unfold()
         visit.wait("document.querySelectorAll('#timeline rect').length > 0")
         visit.wait("document.querySelectorAll('#peers tr').length > 1")
         assert visit.page.title() != "stolen"
@@ -111,7 +112,7 @@ def test_a_page_outlives_a_broken_stream_but_not_its_node(
         ended(visit)
         with serving(node, tmp_path, port):
             away(visit, "the node was started again")
-            assert not visit.page.locator("#pause").is_visible()
+            assert not visit.page.locator("#controls").is_visible()
 
 
 @contextmanager

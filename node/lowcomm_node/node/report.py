@@ -153,6 +153,7 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
         phase=info.phase.value,
         swarm_step=info.swarm_step,
         steps=info.steps,
+        tokens=info.report.tokens,
         tokens_per_second=info.tokens_per_second,
         val_loss=info.report.held_out_loss or None,
         address=info.addresses[0] if info.addresses else None,

@@ -261,6 +261,8 @@ class PeerStatus(PeerRoute):
     """How far the swarm is, as it claims."""
     steps: int
     """Its own inner steps, as it claims."""
+    tokens: int = 0
+    """Tokens that it has trained on, as it claims."""
     tokens_per_second: float
     """As it claims."""
     val_loss: float | None = None

@@ -70,7 +70,7 @@ def test_the_index_lists_every_page() -> None:
 
 def test_the_readme_shows_the_panel_and_every_command_that_it_takes_to_begin() -> None:
     text = (ROOT / "README.md").read_text()
-    assert "](docs/panel.svg)" in text
+    assert "](docs/page-training.png)" in text
     assert "make demo" in text and "lowcomm-node join --peers ADDR" in text
 
 

@@ -58,8 +58,8 @@ KEYS: dict[type, str] = {
         limits.turned_away
         checkpoint checkpoint.step checkpoint.path""",
     PeerStatus: """
-        peer_id phase swarm_step steps tokens_per_second val_loss address release name age completed
-        refused
+        peer_id phase swarm_step steps tokens tokens_per_second val_loss address release name age
+        completed refused
         failed
         last_reason last_code score left_out held_against route route_reason round_trip rate_up
         rate_down""",

@@ -1,61 +1,71 @@
-// The peers around this node: the longer the round trip, the further out. Only what they tell.
+// The swarm as dots on a ring: this node and its peers, by what they claim; a line flashes when two
+// exchange. The table beside it says the same.
 
-import { clean, milliseconds, shortPeer } from "./formatting.js";
+import { clean, quantity, shortPeer } from "./formatting.js";
 import { shape } from "./timeline.js";
 
-const SIZE = 260;
-const NEAR = 0.001; // seconds: in the innermost ring
-const RINGS = [0.001, 0.01, 0.1, 1];
-const SHOWN = 100;
+const SIZE = 320;
+const MIDDLE = SIZE / 2;
+const RING = 105;
+const SHOWN = 60;
+const NAMED = 24; // more names would lie over each other
+const FLASH = 1200; // milliseconds
+const places = new Map();
+let picture = null;
 
-function radius(roundTrip) {
-  const rings = Math.log10(Math.max(NEAR, Math.min(1, roundTrip)) / NEAR);
-  return 25 + (rings / 3) * (SIZE / 2 - 45);
+export function nameOf(peer) {
+  return clean(peer.name || shortPeer(peer.peer_id)).slice(0, 16);
 }
 
 function kind(peer) {
+  if (peer.own) return "own";
   if (!peer.route) return "unreached";
   return peer.route.split(" ")[0] === "relay" ? "relayed" : "reached";
 }
 
-// The same place for a peer at every look.
-function angle(peer) {
-  let mixed = 7;
-  for (const letter of peer.peer_id) mixed = (31 * mixed + letter.codePointAt(0)) % 9973;
-  return 2 * Math.PI * ((0.618034 * mixed) % 1);
+// `own`: this node, as a peer.
+export function drawAround(box, own, peers) {
+  const all = [{ ...own, own: true }, ...peers].slice(0, SHOWN);
+  all.sort((a, b) => (a.peer_id < b.peer_id ? -1 : 1));
+  const most = Math.max(1, ...all.map((one) => one.tokens ?? 0));
+  const words = `${peers.length + 1} peers; the table beside lists them`;
+  const look = JSON.stringify(all.map((one) => [one.peer_id, nameOf(one), kind(one), one.tokens]));
+  if (box.dataset.look === look) return;
+  box.dataset.look = look;
+  picture = shape("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": words });
+  picture.append(shape("circle", { class: "ring", cx: MIDDLE, cy: MIDDLE, r: RING }));
+  places.clear();
+  all.forEach((peer, place) => {
+    const turn = (2 * Math.PI * place) / all.length - Math.PI / 2;
+    const [across, down] = [Math.cos(turn), Math.sin(turn)];
+    const [cx, cy] = [MIDDLE + RING * across, MIDDLE + RING * down];
+    places.set(peer.peer_id, [cx, cy]);
+    const r = 5 + 9 * Math.sqrt((peer.tokens ?? 0) / most);
+    const dot = shape("circle", { class: `peer ${kind(peer)}`, cx, cy, r });
+    const told = `${nameOf(peer)}: ${quantity(peer.tokens)} tokens`;
+    dot.append(shape("title", {}, told));
+    picture.append(dot);
+    if (all.length > NAMED) return;
+    const anchor = Math.abs(across) < 0.3 ? "middle" : across < 0 ? "end" : "start";
+    const [x, y] = [MIDDLE + (RING + 18) * across, MIDDLE + (RING + 18) * down + 4];
+    const name = peer.own ? "you" : nameOf(peer).slice(0, 8);
+    picture.append(shape("text", { x, y, "text-anchor": anchor }, name));
+  });
+  box.replaceChildren(picture);
+  box.dataset.shown = all.length;
 }
 
-export function drawAround(box, peers) {
-  const shown = peers.slice(0, SHOWN);
-  const counts = ["reached", "relayed", "unreached"].map(
-    (name) => shown.filter((one) => kind(one) === name).length,
-  );
-  const [reached, relayed, unreached] = counts;
-  const words =
-    `${peers.length} peers: ${reached} reached, ${relayed} through relays, ` +
-    `${unreached} without a route yet`;
-  const picture = shape("svg", { width: SIZE, height: SIZE, role: "img", "aria-label": words });
-  const middle = SIZE / 2;
-  for (const ring of RINGS) {
-    picture.append(shape("circle", { class: "ring", cx: middle, cy: middle, r: radius(ring) }));
-    const place = { class: "mark", x: middle + 3, y: middle - radius(ring) - 2 };
-    picture.append(shape("text", place, milliseconds(ring)));
+// Show that these have exchanged just now.
+export function flash(peers) {
+  if (picture === null || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  const known = peers.map((peer) => places.get(peer)).filter(Boolean);
+  for (const [place, [x1, y1]] of known.entries()) {
+    for (const [x2, y2] of known.slice(place + 1)) {
+      const line = shape("line", { class: "flash", x1, y1, x2, y2 });
+      picture.append(line);
+      const fading = line.animate([{ opacity: 1 }, { opacity: 0 }], FLASH);
+      fading.onfinish = () => line.remove();
+    }
   }
-  picture.append(shape("circle", { class: "own", cx: middle, cy: middle, r: 6 }));
-  for (const peer of shown) {
-    const [far, turn] = [radius(peer.round_trip ?? 1), angle(peer)];
-    const place = { cx: middle + far * Math.cos(turn), cy: middle + far * Math.sin(turn), r: 5 };
-    const dot = shape("circle", { class: `peer ${kind(peer)}`, ...place });
-    const route = peer.route ?? peer.route_reason ?? "no route yet";
-    dot.append(
-      shape(
-        "title",
-        {},
-        `${shortPeer(peer.peer_id)}: ${clean(route)}, ${milliseconds(peer.round_trip)}`,
-      ),
-    );
-    picture.append(dot);
-  }
-  box.replaceChildren(picture);
-  box.dataset.shown = shown.length;
+  picture.parentNode.dataset.flashes = Number(picture.parentNode.dataset.flashes ?? 0) + 1;
 }

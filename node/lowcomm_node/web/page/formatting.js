@@ -45,6 +45,22 @@ export function seconds(value) {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
+// A time span in words: `40 s`, `12 min`, `3 h 20 min`, `4 d 3 h`.
+export function span(value) {
+  if (value === null || value === undefined) return MISSING;
+  if (value < 60) return `${Math.round(value)} s`;
+  const minutes = Math.round(value / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 24) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
+  return hours % 24 ? `${Math.floor(hours / 24)} d ${hours % 24} h` : `${hours / 24} d`;
+}
+
+// The time of day of Unix seconds.
+export function clock(time) {
+  return new Date(1000 * time).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+}
+
 export function shortPeer(peer) {
   return clean(peer).slice(-6);
 }
@@ -76,6 +92,7 @@ export const FORMATS = {
   loss,
   milliseconds,
   seconds,
+  span,
   small,
   share,
   count,

@@ -1,11 +1,25 @@
 // The page of a node. Everything on it comes from the API, and enters it as text, never as markup.
 
 import { NotLetIn, Refused, call, enter, follow } from "./api.js";
-import { drawAround } from "./around.js";
-import { draw } from "./charts.js";
+import { drawAround, flash } from "./around.js";
+import { draw, spark } from "./charts.js";
+import { buildFigures, fill } from "./figures.js";
 import { clean, rate, share, shortPeer, size } from "./formatting.js";
 import {
-  fill,
+  countsOf,
+  deviceOf,
+  doneOf,
+  gaveOf,
+  isStarting,
+  learnedOf,
+  leftOf,
+  metOf,
+  reasonOf,
+  showChecklist,
+  signOf,
+  sum,
+} from "./now.js";
+import {
   showExchanges,
   showFragments,
   showPeers,
@@ -18,7 +32,9 @@ import { drawTimeline } from "./timeline.js";
 const MOST_SAMPLES = 1000;
 const MOST_EXCHANGES = 500;
 const LISTED = 50;
+const SPARKS = 60; // samples of a small curve
 const BREAK = 25; // seconds between two samples, of which one comes every ten
+const FLASHED = 5; // seconds after which an exchange is no news
 const $ = (id) => document.getElementById(id);
 let status = null;
 let peers = [];
@@ -35,25 +51,15 @@ function text(element, content) {
 // and bytes are both those of the samples.
 function showSaved(now) {
   const peers = now.peers + 1;
-  const told = samples.filter((one) => one.steps !== null);
-  const steps = told.length ? told.at(-1).steps - told[0].steps : 0;
+  const known = samples.filter((one) => one.steps !== null);
+  const steps = known.length ? known.at(-1).steps - known[0].steps : 0;
   const inRing = 2 * 4 * (now.trainer.parameters ?? 0) * steps * ((peers - 1) / peers);
-  const sent = sum(told, "bytes_sent");
+  const sent = sum(known, "bytes_sent");
   const times = (inRing / sent).toFixed(0);
   const words =
-    `${size(sent)} sent in ${steps} steps; all-reduce at every step would have sent ` +
-    `${size(inRing)}, ${times} times as much`;
+    `${size(sent)} sent in ${steps} steps: ${times} times less traffic than all-reduce at every ` +
+    `step (${size(inRing)})`;
   text($("saved"), inRing > 0 && sent ? words : "");
-}
-
-// Counts begin anew with each start of the node.
-function sum(list, name) {
-  let total = 0;
-  list.forEach((one, place) => {
-    const before = place ? list[place - 1][name] : one[name];
-    total += one[name] >= before ? one[name] - before : one[name];
-  });
-  return total;
 }
 
 // How much of the time shown the node did not train, and why, most of it first.
@@ -67,8 +73,8 @@ function showIdle() {
     const why = clean(one.waiting ? `${one.phase}, ${one.waiting}` : one.phase);
     spent.set(why, (spent.get(why) ?? 0) + seconds);
   });
-  const told = [...spent].sort(([, a], [, b]) => b - a).slice(0, 3);
-  const listed = told.map(([why, seconds]) => `${share(seconds / all)} ${why}`).join("; ");
+  const most = [...spent].sort(([, a], [, b]) => b - a).slice(0, 3);
+  const listed = most.map(([why, seconds]) => `${share(seconds / all)} ${why}`).join("; ");
   text($("idle"), listed ? `Not training: ${listed}` : "");
 }
 
@@ -88,15 +94,32 @@ function show(now) {
   text($("run"), run ? clean(run.name) : "lowcomm node");
   const about = run ? [run.description, `${run.method}, run ${run.fingerprint}`] : [];
   text($("what"), about.filter(Boolean).map(clean).join(" · "));
-  document.title = `${now.phase} · ${run ? clean(run.name) : "lowcomm"}`;
-  text($("phase"), clean(now.waiting ? `${now.phase}: ${now.waiting}` : now.phase));
-  showRemedy($("remedy"), catalogue.waits?.[now.waiting_code]?.remedy);
+  const [kind, word] = signOf(now);
+  $("sign").className = `dot ${kind}`;
+  text($("phase"), word);
+  text($("reason"), reasonOf(now));
+  document.title = `${word} · ${run ? clean(run.name) : "lowcomm"}`;
+  const remedy = catalogue.waits?.[now.waiting_code]?.remedy ?? "";
+  showRemedy($("remedy"), remedy.startsWith("Nothing") ? "" : remedy);
   const { swarm_step: step, total_steps: steps } = now.trainer;
   $("progress").value = steps ? (step ?? 0) / steps : 0;
-  text($("pause"), now.pause ? "Resume" : "Pause");
-  $("pause-for").hidden = now.pause !== null;
+  text($("done"), doneOf(now.trainer));
+  text($("left"), leftOf(now));
+  text($("device"), deviceOf(now.trainer));
+  text($("met"), metOf(now.exchanges));
+  text($("counts"), countsOf(now.exchanges));
+  const starting = isStarting(now);
+  $("start").hidden = !starting;
+  if ($("learning").hidden !== starting) {
+    $("learning").hidden = starting;
+    drawAll();
+  }
+  if (starting) showChecklist($("checklist"), now);
+  $("pauses").hidden = now.pause !== null;
+  $("resume").hidden = now.pause === null;
   text($("release"), `${clean(now.release)} · ${now.peer_id}`);
   fill(now);
+  showEnd(now);
   showSaved(now);
   showRunning(now.exchanges_running);
   showShares($("shares"), now.trainer);
@@ -107,19 +130,37 @@ function show(now) {
   text($("hours-said"), $("hours-said").dataset.error ?? hours);
 }
 
+// The last words: also of a node that stays to serve the state of a run that is over.
+function showEnd(now) {
+  const isOver = hasEnded || now.phase === "finished";
+  $("end").hidden = !isOver;
+  if (!isOver) return;
+  text($("learned"), learnedOf(now, samples));
+  if (now.phase !== "finished" || $("sample").dataset.asked) return;
+  $("sample").dataset.asked = "yes";
+  const prompt = $("write").elements.prompt.value;
+  const written = call("generate", { prompt, tokens: 60, seed: 0 });
+  written.then(
+    (found) => {
+      text($("sample"), clean(prompt + found));
+      $("sample").hidden = false;
+    },
+    () => {}, // it has left meanwhile
+  );
+}
+
 function showLimits(limits) {
-  const any = (value, none) => (value === null ? none : rate(value));
-  const { max_up: up, max_down: down, max_peers: most } = limits;
-  const fields = $("limits").elements;
-  fields.max_up.title = `now: ${any(up, "no limit")}`;
-  fields.max_down.title = `now: ${any(down, "no limit")}`;
-  fields.max_peers.title = `now: ${most}`;
-  const told = [
-    `up ${rate(limits.up)} of ${any(up, "any")}`,
-    `down ${rate(limits.down)} of ${any(down, "any")}`,
-    `${limits.peers} of ${most} peers`,
-  ];
-  text($("limits-said"), $("limits-said").dataset.error ?? told.join(", "));
+  const limit = (value) => (value === null ? "no limit" : rate(value));
+  const uses = {
+    up: [limits.max_up === null ? "none" : limit(limits.max_up), rate(limits.up)],
+    down: [limits.max_down === null ? "none" : limit(limits.max_down), rate(limits.down)],
+    peers: [String(limits.max_peers), String(limits.peers)],
+  };
+  for (const [name, [most, now]] of Object.entries(uses)) {
+    $("limits").elements[`max_${name}`].placeholder = most;
+    text($("limits").querySelector(`[data-use=${name}]`), `now ${now}`);
+  }
+  text($("limits-said"), $("limits-said").dataset.error ?? "");
 }
 
 // What changes with every exchange, and with the clock.
@@ -128,19 +169,36 @@ function showPast() {
   showExchanges($("exchanges"), exchanges, LISTED, catalogue.exchanges);
   showFragments($("fragments"), exchanges, status?.trainer.swarm_step ?? null, now);
   showPeers($("peers"), peers, exchanges, catalogue.exchanges);
-  drawAround($("around"), peers);
-  drawTimeline($("timeline"), exchanges, Number($("span").value), now);
+  if (status) drawAround($("around"), { ...status, tokens: status.trainer.tokens }, peers);
+  if ($("timeline").clientWidth) {
+    drawTimeline($("timeline"), exchanges, Number($("span").value), now);
+  }
 }
 
 function drawAll() {
-  draw($("loss"), samples, $("against").value, [
-    ["loss", "training", "--one"],
-    ["val_loss", "held-out", "--two"],
-    ["claimed_loss", "held-out, claimed by others", "--three"],
-  ]);
-  draw($("speed"), samples, "time", [["tokens_per_second", "tokens/s", "--one"]]);
+  const against = $("against").value;
+  const end = against === "swarm_step" ? (status?.trainer.total_steps ?? null) : null;
+  const lines = [
+    ["loss", "training", "--one", "thin"],
+    ["val_loss", "held-out", "--two", "strong"],
+    ["claimed_loss", "peers, unverified", "--three", "points"],
+  ];
+  draw($("loss"), samples, against, lines, { up: "nats a token, lower is better", end });
+  const speed = [["tokens_per_second", "tokens/s", "--one", "thin"]];
+  draw($("speed"), samples, "time", speed, { up: "tokens a second", end: null });
+  const recent = samples.slice(-SPARKS);
+  for (const box of document.querySelectorAll("[data-spark]")) {
+    const all = box.dataset.spark === "val_loss" ? samples : recent;
+    spark(
+      box,
+      all.map((one) => one[box.dataset.spark]),
+    );
+  }
+  text($("gave"), gaveOf(samples));
   showIdle();
-  if (status) showSaved(status);
+  if (!status) return;
+  showSaved(status);
+  showEnd(status);
 }
 
 function addSamples(more) {
@@ -183,19 +241,23 @@ function offer(isThere) {
 function heard(kind, data) {
   $("line").hidden = true;
   hasEnded = kind === "end";
-  $("end").hidden = !hasEnded;
   offer(!hasEnded);
   if (kind === "end") {
     peers = data.peers;
     show(data.status);
-    text($("end"), data.text.split("\n").map(clean).join("\n"));
+    $("farewell").hidden = false;
+    text($("farewell"), data.text.split("\n").map(clean).join("\n"));
   } else if (kind === "state") {
     peers = data.peers;
     show(data.status);
     showPast();
     document.body.dataset.states = Number(document.body.dataset.states ?? 0) + 1;
   } else if (kind === "notice") {
-    if (data.event.startsWith("exchange.")) addExchanges([data]);
+    if (!data.event.startsWith("exchange.")) return;
+    addExchanges([data]);
+    if (data.event === "exchange.applied" && Date.now() / 1000 - data.time < FLASHED) {
+      flash([status?.peer_id, ...data.partners]);
+    }
   } else if (kind === "sample") {
     const last = samples.at(-1)?.time ?? data.time;
     // What was written down while the page was away.
@@ -214,7 +276,7 @@ function isSilence(error) {
 function whyNothing(error) {
   if (error instanceof NotLetIn || error instanceof Refused) return error.message;
   if (isSilence(error)) {
-    return "the node does not answer: what is shown is its last word, and the page looks again";
+    return "The node does not answer. Showing its last state; reconnecting";
   }
   throw error;
 }
@@ -246,16 +308,29 @@ addEventListener("resize", () => {
   showPast();
 });
 
-$("pause").addEventListener("click", async () => {
-  const length = $("pause-length").value;
-  const body = { seconds: length ? Number(length) : null };
-  try {
-    await (status?.pause ? call("resume", {}) : call("pause", body));
-  } catch (error) {
-    trouble(error);
-  }
+async function order(path, body) {
+  $("controls").open = false;
+  await call(path, body).catch(trouble);
+}
+
+for (const button of document.querySelectorAll("[data-pause]")) {
+  const length = button.dataset.pause;
+  button.addEventListener("click", () => order("pause", { seconds: length ? Number(length) : null }));
+}
+$("resume").addEventListener("click", () => order("resume", {}));
+for (const fold of document.querySelectorAll("details.fold")) {
+  fold.addEventListener("toggle", () => {
+    drawAll();
+    showPast();
+  });
+}
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") $("controls").open = false;
 });
-$("finish").addEventListener("click", () => $("sure").showModal());
+$("finish").addEventListener("click", () => {
+  $("controls").open = false;
+  $("sure").showModal();
+});
 $("sure").addEventListener("close", async () => {
   if ($("sure").returnValue === "finish") await call("finish", {}).catch(trouble);
 });
@@ -292,6 +367,13 @@ $("write").addEventListener("submit", async (event) => {
   if (found !== null) text($("written"), found);
 });
 
+for (const button of document.querySelectorAll("[data-use-model]")) {
+  button.addEventListener("click", () => {
+    $("model").open = true;
+    $(button.dataset.useModel).querySelector("button").focus();
+  });
+}
+buildFigures($("groups"));
 try {
   await enter();
 } catch (error) {

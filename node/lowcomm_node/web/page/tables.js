@@ -1,5 +1,6 @@
 // Rows of the page's tables. All text enters as text, never as markup.
 
+import { nameOf } from "./around.js";
 import { FORMATS, MISSING, clean, count, seconds, shortPeer, size, small } from "./formatting.js";
 
 function text(element, content) {
@@ -37,16 +38,6 @@ function note(content, columns, remedy) {
   return line;
 }
 
-// Fill every element that names a figure of `told`, and keep its value beside the text.
-export function fill(told) {
-  for (const element of document.querySelectorAll("dl [data-figure]")) {
-    const path = element.dataset.figure.split(".");
-    const value = path.reduce((found, name) => found?.[name], told) ?? null;
-    element.dataset.value = JSON.stringify(value);
-    text(element, FORMATS[element.dataset.format](value));
-  }
-}
-
 function whyNot(peer) {
   if (peer.left_out) return `left out: ${peer.held_against}`;
   const told = [
@@ -68,6 +59,7 @@ function distances(exchanges) {
 const OF_A_PEER = [
   ["phase", "clean"],
   ["swarm_step", "count"],
+  ["tokens", "quantity"],
   ["tokens_per_second", "quantity"],
   ["val_loss", "loss"],
   ["route", "clean"],
@@ -90,11 +82,12 @@ export function showPeers(box, peers, exchanges, codes) {
     });
     const cells = OF_A_PEER.map(([name, format]) => figure(name, format));
     const score = { ...figure("score", "count"), kind: peer.left_out ? "bad" : "" };
-    const line = row([shortPeer(peer.peer_id), ...cells, small(apart.get(peer.peer_id)), score]);
+    const name = peer.name ? `${nameOf(peer)} (${shortPeer(peer.peer_id)})` : shortPeer(peer.peer_id);
+    const line = row([name, ...cells, small(apart.get(peer.peer_id)), score]);
     const why = whyNot(peer);
-    return why ? [line, note(clean(why), 14, codes?.[peer.last_code]?.remedy)] : [line];
+    return why ? [line, note(clean(why), 15, codes?.[peer.last_code]?.remedy)] : [line];
   });
-  box.replaceChildren(...(lines.length ? lines : [note("no other peer is alive", 14)]));
+  box.replaceChildren(...(lines.length ? lines : [note("no other peer is alive", 15)]));
 }
 
 function reasons(one) {
@@ -105,14 +98,30 @@ function reasons(one) {
   return told.join("; ");
 }
 
+// Those without a partner count together: the others were busy, which is no fault.
+function folded(exchanges) {
+  const rows = [];
+  for (const one of exchanges) {
+    const last = rows.at(-1);
+    if (one.outcome === "no-partner" && last?.[0].outcome === "no-partner") last.push(one);
+    else rows.push([one]);
+  }
+  return rows;
+}
+
 export function showExchanges(box, exchanges, most, codes) {
   const kinds = { applied: "good", failed: "bad" };
-  const lines = exchanges
-    .slice(-most)
-    .toReversed()
-    .flatMap((one) => {
+  const lines = folded(exchanges.toReversed())
+    .slice(0, most)
+    .flatMap((entries) => {
+      const [one] = entries;
+      const when = new Date(1000 * one.time).toLocaleTimeString();
+      if (one.outcome === "no-partner") {
+        const many = entries.length > 1 ? `${entries.length} x ` : "";
+        return [note(`${when}  ${many}no partner: others were busy`, 11)];
+      }
       const line = row([
-        new Date(1000 * one.time).toLocaleTimeString(),
+        when,
         count(one.swarm_step),
         count(one.fragment),
         { content: clean(one.outcome), kind: kinds[one.outcome] ?? "" },
@@ -192,6 +201,7 @@ export function showRemedy(box, remedy) {
 // `remedies`: of the warnings, in their order, as far as they are known.
 export function showWarnings(box, list, warnings, remedies) {
   box.hidden = !warnings.length;
+  text(box.querySelector("span"), `(${warnings.length})`);
   const told = JSON.stringify([warnings, remedies]);
   if (list.dataset.told === told) return;
   list.dataset.told = told;

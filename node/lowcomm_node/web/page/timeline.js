@@ -12,6 +12,8 @@ const PARTS = [
   ["received", "receiving"],
 ];
 
+const LAST = { applied: "merging", "no-partner": "alone" };
+
 export function shape(kind, attributes, content = "") {
   const one = document.createElementNS(SPACE, kind);
   for (const [name, value] of Object.entries(attributes)) one.setAttribute(name, value);
@@ -26,7 +28,7 @@ function parts(one) {
     kind,
   ]);
   told.sort(([a], [b]) => a - b);
-  const ends = [...told, [one.seconds, one.outcome === "applied" ? "merging" : "unfinished"]];
+  const ends = [...told, [one.seconds, LAST[one.outcome] ?? "unfinished"]];
   return ends.map(([end, kind], place) => [place ? ends[place - 1][0] : 0, end, kind]);
 }
 
@@ -49,7 +51,7 @@ function bar(one, along, top) {
     const width = Math.max(1.5, right - left);
     group.append(shape("rect", { class: kind, x: left, y: top + 3, width, height: LANE - 6 }));
   }
-  if (one.outcome !== "applied") {
+  if (one.outcome === "failed") {
     const [x, y] = [along(one.time), top + LANE / 2];
     group.append(shape("path", { class: "cross", d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8` }));
   }
@@ -65,12 +67,12 @@ export function drawTimeline(box, exchanges, span, now) {
   const width = Math.max(240, box.clientWidth);
   const height = Math.max(1, lanes.length) * LANE + MARKS;
   const along = (time) => MARGIN + Math.max(0, ((time - from) / span) * (width - MARGIN - 6));
-  const failed = shown.filter((one) => one.outcome !== "applied").length;
+  const failed = shown.filter((one) => one.outcome === "failed").length;
   const picture = shape("svg", {
     width,
     height,
     role: "img",
-    "aria-label": `${shown.length} exchanges in the last ${seconds(span)}, ${failed} not applied`,
+    "aria-label": `${shown.length} exchanges in the last ${seconds(span)}, ${failed} failed`,
   });
   lanes.forEach((fragment, lane) => {
     const top = lane * LANE;
