@@ -161,8 +161,8 @@ class Gatekeeper:
     def _caller(self, data: object, now: float) -> str:
         if not isinstance(data, bytes):
             raise RecordError("A call without a credential is refused.", reason=Reason.MISSING)
-        caller = read_credential(data, self._own_peer_id, self.run_id, now)
-        digest = sha256(caller.peer_id.encode() + caller.nonce).digest()[:16]
+        credential = read_credential(data, self._own_peer_id, self.run_id, now)
+        digest = sha256(credential.caller.encode() + credential.nonce).digest()[:16]
         # One may come CREDENTIAL_LIFE ahead of our clock. A time in the far future was noted while
         # our clock was ahead.
         while self._used and abs(now - next(iter(self._used.values()))) > 2 * CREDENTIAL_LIFE:
@@ -172,8 +172,8 @@ class Gatekeeper:
                 "A credential that was used before is refused.", reason=Reason.REPLAYED
             )
         # Before it is remembered: peers that are not admitted must not fill the table.
-        self._admission.check(caller.peer_id, caller.claim, now)
+        self._admission.check(credential.caller, credential.claim, now)
         self._used[digest] = now
         if len(self._used) > MAX_NONCES:
             self._used.popitem(last=False)
-        return caller.peer_id
+        return credential.caller

@@ -129,7 +129,7 @@ class BatchedMuon:
         precision = torch.bfloat16 if self._gpu else torch.float32
         stacked = torch.stack([update.to(precision) for update in updates])
         updates.clear()  # else each would be in memory twice in what follows
-        orthogonal = orthogonalized(stacked, MUON_COEFFICIENTS, MUON_STEPS, MUON_EPSILON)
+        orthogonal = orthogonalized(stacked)
         rows, columns = weights[0].shape
         adjusted = rate * max(1.0, rows / columns) ** 0.5
         for weight, update in zip(weights, orthogonal, strict=True):
@@ -140,19 +140,17 @@ class BatchedMuon:
                 weight.copy_(torch.where(unless, weight, moved))
 
 
-def orthogonalized(
-    matrices: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float
-) -> Tensor:
+def orthogonalized(matrices: Tensor) -> Tensor:
     """Matrices ``[count, rows, columns]`` with singular values near 1, by quintic Newton-Schulz
     steps.
 
     Source: Jordan et al., Muon, 2024.
     """
-    a, b, c = coefficients
+    a, b, c = MUON_COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=epsilon)
-    for _ in range(steps):
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=MUON_EPSILON)
+    for _ in range(MUON_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x

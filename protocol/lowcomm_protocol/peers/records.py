@@ -167,19 +167,6 @@ class PeerInfo:
 _PEER_INFO = TypeAdapter(PeerInfo)
 
 
-@dataclass(frozen=True)
-class Caller:
-    """A caller, as its credential proves."""
-
-    peer_id: str
-    nonce: bytes
-    """Must be new to the callee."""
-    claim: bytes
-    """The claim on its invite, serialized, unchecked."""
-    issued: float
-    """When it was made, by the caller's clock; Unix time, seconds."""
-
-
 def is_from_future(issued: float, now: float) -> bool:
     """Whether a record was issued too far ahead of Unix time ``now``."""
     return issued > now + MAX_CLOCK_SKEW
@@ -251,8 +238,8 @@ def write_credential(
     return sign(identity, _CREDENTIAL, credential)
 
 
-def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller:
-    """Check a credential and return its caller. Cheap checks come before the signature.
+def read_credential(data: bytes, callee: str, run_id: str, now: float) -> pb.Credential:
+    """Check a credential, but not its claim. Cheap checks come before the signature.
 
     Raises RecordError if it is malformed, stale or misplaced, SignatureError if it is forged.
     """
@@ -272,9 +259,7 @@ def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller
             reason=Reason.EXPIRED if age > 0 else Reason.FROM_FUTURE,
         )
     verify(credential.caller, _CREDENTIAL, signed.payload, signed.signature)
-    return Caller(
-        credential.caller, credential.nonce, credential.claim, credential.issued_ms / 1000
-    )
+    return credential
 
 
 def _check_times(record: pb.PeerRecord, now: float) -> None:
