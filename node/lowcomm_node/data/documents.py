@@ -2,7 +2,6 @@
 
 import glob
 import gzip
-import importlib
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from lowcomm_node.errors import ConfigError, DataError
-from lowcomm_node.system.command import install
+from lowcomm_node.system.command import load_optional
 
 PART_BYTES = 1 << 20  # of a text that are tokenized at once: a longer text is cut after lines
 LONG_BYTES = 256 << 10  # of a text file whose end is held out, instead of all of it or nothing
@@ -271,13 +270,8 @@ def _field_of(line: bytes, field: str, where: str) -> Iterator[Document]:
 
 def read_parquet(files: Sequence[Path], field: str, reading: ReadProgress) -> Iterator[Document]:
     """The text in one column. Raises ConfigError if pyarrow is missing, DataError."""
-    try:
-        library: Any = importlib.import_module("pyarrow")
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ConfigError(
-            f"{files[0]} needs the library pyarrow: {install('[parquet]')}."
-        ) from None
+    modules = ("pyarrow", "pyarrow.parquet")
+    library, parquet = (load_optional(one, str(files[0]), "parquet") for one in modules)
     for path in files:
         try:
             with parquet.ParquetFile(path) as file:

@@ -1,7 +1,6 @@
 """Text to tokens and back."""
 
 import hashlib
-import importlib
 import os
 import re
 import subprocess
@@ -21,7 +20,7 @@ from lowcomm_node.data.stories import PIECES, words
 from lowcomm_node.data.trial import CHECKED
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.files import sha256_file, write_atomic
-from lowcomm_node.system.command import install
+from lowcomm_node.system.command import load_optional
 from lowcomm_protocol.spec.sections import BYTES, MAX_TOKENIZER_BYTES, STORY_TOKENS
 
 KEPT = "tokenizer.json"  # name of the copy in the folder of a run
@@ -110,12 +109,7 @@ class FileTokenizer(Tokenizer):
 
     def __init__(self, path: Path, begins: Sequence[int] = (), end: int | None = None) -> None:
         """Open it; ``begins``, ``end``: the tokens around each document. Raises ConfigError."""
-        try:
-            library: Any = importlib.import_module("tokenizers")
-        except ImportError:
-            raise ConfigError(
-                f"{path} needs the library tokenizers: {install('[hf]')}, or use 'bytes'."
-            ) from None
+        library = load_optional("tokenizers", str(path), "hf")
         self.file = str(path)
         self.content = content = _read_tried(path)
         with self._explained("is not a tokenizer.json"):

@@ -4,7 +4,6 @@ Weights keep the names that the library ``gguf`` gives those of transformers. No
 llama.cpp's own converter keeps them.
 """
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.export.contents import ExportContents
 from lowcomm_node.export.huggingface import tokenizer_json
 from lowcomm_node.models.transformer import frequencies
-from lowcomm_node.system.command import install
+from lowcomm_node.system.command import load_optional
 from lowcomm_protocol.spec.models import TransformerSettings
 
 TYPES = {"float32": "F32", "bfloat16": "BF16", "q8_0": "Q8_0"}
@@ -58,10 +57,7 @@ def write_file(contents: ExportContents, folder: Path, dtype: str) -> None:
         raise ConfigError(
             f"--format gguf does not write models of kind {contents.settings.kind!r}: {_CONVERT}"
         )
-    try:
-        library = importlib.import_module("gguf")
-    except ImportError:
-        raise ConfigError(f"--format gguf needs the library gguf: {install('[gguf]')}.") from None
+    library = load_optional("gguf", "--format gguf", "gguf")
     path = folder / f"{contents.name}-{TYPES[dtype].lower()}.gguf"
     writer = library.GGUFWriter(path, str(contents.form.config["model_type"]))
     writer.add_name(contents.name)

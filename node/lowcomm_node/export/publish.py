@@ -4,13 +4,12 @@ The library takes the token from the environment (HF_TOKEN) or its own login, ne
 home.
 """
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any
 
 from lowcomm_node.errors import ConfigError, NodeError
-from lowcomm_node.system.command import install
+from lowcomm_node.system.command import load_optional
 
 PATTERNS = ("*.json", "*.safetensors", "*.gguf", "Modelfile", "README.md")
 
@@ -29,14 +28,8 @@ def publish(folder: Path, repository: str, public: bool) -> str:
     if links:
         raise ConfigError(f"{folder}: {links[0]} is a link: publish a folder of plain files.")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    try:
-        for part in ("utils", "errors"):
-            importlib.import_module(f"huggingface_hub.{part}")
-        hub: Any = importlib.import_module("huggingface_hub")
-    except ImportError:
-        raise ConfigError(
-            "`checkpoint publish` needs the library huggingface_hub: " + install("[hub]") + "."
-        ) from None
+    for part in (".utils", ".errors", ""):
+        hub = load_optional(f"huggingface_hub{part}", "`checkpoint publish`", "hub")
     hub.utils.disable_progress_bars()
     api = hub.HfApi(library_name="lowcomm")
     try:

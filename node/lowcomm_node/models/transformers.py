@@ -7,7 +7,6 @@ library's defaults, which may change. No dropout: a step must give the same bits
 """
 
 import hashlib
-import importlib
 import json
 import math
 import re
@@ -148,13 +147,7 @@ class TransformersModel(Model):
 
 def library() -> Any:
     """The library. Raises ConfigError where it is missing."""
-    try:
-        module = importlib.import_module("transformers")
-    except ImportError:
-        raise ConfigError(
-            "This run trains a model of the library transformers, which is not installed: "
-            f"{command.install('[hf]')}."
-        ) from None
+    module = command.load_optional("transformers", "The model of this run", "hf")
     module.logging.set_verbosity_error()  # its advice is for users of its own
     return module
 

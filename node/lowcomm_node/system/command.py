@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import requires
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from lowcomm_node.errors import Incompatible, PortInUse
+from lowcomm_node.errors import ConfigError, Incompatible, PortInUse
 
 INTERRUPTED = 130
 _LOG = logging.getLogger("lowcomm")
@@ -176,6 +176,15 @@ def install(library: str) -> str:
     if is_pipx:
         return f"pipx inject {prefix.name} {shlex.join(names)}"
     return f"uv tool install {prefix.name} " + " ".join(f"--with {shlex.quote(n)}" for n in names)
+
+
+def load_optional(module: str, user: str, extra: str) -> Any:
+    """A module that an extra brings. Raises ConfigError that says how its ``user`` gets it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        library = module.partition(".")[0]
+        raise ConfigError(f"{user} needs the library {library}: {install(f'[{extra}]')}.") from None
 
 
 def raise_descriptors(limit: int = DESCRIPTORS) -> int:
