@@ -19,15 +19,7 @@ import grpc
 
 from lowcomm_node.errors import LinkLost, PeerGaveUp, TooSlow, TrainerError, Unusable
 from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
-from lowcomm_node.node.messages import (
-    CaptureContribution,
-    Drop,
-    Merge,
-    Part,
-    Receive,
-    Retransmit,
-    Shared,
-)
+from lowcomm_node.node import messages
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.history import ExchangeStatus
 from lowcomm_node.sync.link import Link
@@ -61,7 +53,7 @@ class ExchangeDriver(ABC):
         self.links: dict[str, Any] = {}
         self.calls: dict[str, asyncio.Task[None]] = {}
         """Calls of ours, by the peer that is called; they read what it sends, too."""
-        self.shared: Shared | None = None
+        self.shared: messages.Shared | None = None
         """Our contribution."""
         self.worst_block: float | None = None
         """How far contributions were apart where they were most, once they are merged."""
@@ -407,7 +399,7 @@ class ExchangeDriver(ABC):
             self._members_known.set()
             with self.working():
                 self.shared = await self.trainer.ask(
-                    CaptureContribution(
+                    messages.CaptureContribution(
                         fragment=self.fragment,
                         slot=self.slots[0],
                         realign=self.one.realign,
@@ -433,10 +425,12 @@ class ExchangeDriver(ABC):
         if self.one.machine.over:
             raise LinkLost("the exchange is over")
 
-    async def decode(self, part: Part, peer: str, **place: int) -> Retransmit | None:
+    async def decode(
+        self, part: messages.Part, peer: str, **place: int
+    ) -> messages.Retransmit | None:
         """Have what a member brought decoded, at ``slot``, ``offset`` and ``size``; what of it must
         come again."""
-        request = Receive(fragment=self.fragment, part=part, peer=peer, **place)
+        request = messages.Receive(fragment=self.fragment, part=part, peer=peer, **place)
         with self.working():
             return (await self.trainer.ask(request)).again
 
@@ -453,7 +447,7 @@ class ExchangeDriver(ABC):
             over = {owner: 0 for owner, is_applied in applied if is_applied}
         try:
             merged = await self.trainer.ask(
-                Merge(
+                messages.Merge(
                     fragment=self.fragment,
                     swarm_step=effect.swarm_step,
                     over=over,
@@ -486,7 +480,7 @@ class ExchangeDriver(ABC):
     async def _end(self, reason: str) -> None:
         if self.one.members:  # or nothing was captured
             with suppress(TrainerError):
-                await self.trainer.ask(Drop(fragment=self.fragment))
+                await self.trainer.ask(messages.Drop(fragment=self.fragment))
         reason = f"{reason} {self._why_late}" if self._why_late else reason
         self._finish(events.Dropped(reason=reason, measured=self._measured()))
 

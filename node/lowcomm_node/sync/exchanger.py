@@ -21,16 +21,8 @@ from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.node.ipc import Arena
 from lowcomm_node.node.messages import Ready
 from lowcomm_node.node.process import Trainer
-from lowcomm_node.sync import frames
+from lowcomm_node.sync import frames, history
 from lowcomm_node.sync.driver import ABANDON_DEADLINE, ExchangeDriver, answer_in_time
-from lowcomm_node.sync.history import (
-    Circumstances,
-    ExchangeEnded,
-    History,
-    IntervalStatus,
-    hindrance_in_words,
-    interval_of,
-)
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
 from lowcomm_node.system.tasks import start
@@ -115,7 +107,7 @@ class Exchanger:
         roster: Roster,
         channels: Channels,
         deadlines: Deadlines,
-        tell: Callable[[ExchangeEnded], None],
+        tell: Callable[[history.ExchangeEnded], None],
         bandwidth: Bandwidth | None = None,
     ) -> None:
         """Every call is refused until ``take_over`` brings a trainer."""
@@ -125,7 +117,7 @@ class Exchanger:
         self.peer = Peer(peer_id, spec, roster.run_id, self.around, deadlines)
         if self.peer.kind is not None:
             DRIVERS[self.peer.kind.name]  # loaded before there is something to wait for
-        self.history = History()
+        self.history = history.History()
         self._drivers: dict[int, ExchangeDriver] = {}
         """Exchanges under way, by number."""
         self.drifted = asyncio.Event()
@@ -287,23 +279,23 @@ class Exchanger:
     def hindrance(self) -> str | None:
         """Why no exchange can begin within the limits of our owner; None if one can."""
         needs = self.peer.budget.hindrance(monotonic())
-        return needs and hindrance_in_words(needs, self.peer.budget.deadlines.longest)
+        return needs and history.hindrance_in_words(needs, self.peer.budget.deadlines.longest)
 
     @property
-    def interval(self) -> IntervalStatus | None:
+    def interval(self) -> history.IntervalStatus | None:
         """How often a fragment is exchanged, and why no more often; None while we do not
         exchange."""
         peer = self.peer
         if peer.kind is None or not peer.open:
             return None
-        around = Circumstances(
+        around = history.Circumstances(
             written=peer.spec.sync.interval,
             fragments=max(1, len(peer.position.schedule)),
             hindrance=self.hindrance,
             line_seconds=peer.budget.lines.usual(monotonic()),
             step_seconds=peer.budget.step_seconds,
         )
-        return interval_of(self.history.rounds, peer.position.swarm_step, around)
+        return history.interval_of(self.history.rounds, peer.position.swarm_step, around)
 
     @property
     def kept_waiting(self) -> str | None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from lowcomm_node.errors import LinkLost, TrainerError, Unusable
-from lowcomm_node.node.messages import AverageShard, Part, TakeOver, WriteOuterSteps
+from lowcomm_node.node import messages
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.link import GroupLink, Incoming, Link
@@ -94,7 +94,7 @@ class GroupDriver(ExchangeDriver):
         assert lacking is not None
         with self.working():
             await self.trainer.ask(
-                TakeOver(
+                messages.TakeOver(
                     fragment=self.fragment,
                     steps=lacking.steps[self.peer.me],
                     slot=self.slots[0],
@@ -119,14 +119,14 @@ class GroupDriver(ExchangeDriver):
             self.tell(events.Shard(peer=peer))
         else:
             offset, size = self._mean_of(peer)
-            await self.decode(Part.MEAN, peer, slot=means, offset=offset, size=size)
+            await self.decode(messages.Part.MEAN, peer, slot=means, offset=offset, size=size)
             self.note("decoded")
             self.tell(events.ShardMean(peer=peer, digest=content.digest))
 
     async def _receive(self, peer: str, received: int) -> None:
         offset, size = self._share_of(peer)
         try:
-            await self.decode(Part.SHARE, peer, slot=received, offset=offset, size=size)
+            await self.decode(messages.Part.SHARE, peer, slot=received, offset=offset, size=size)
         except Unusable as error:
             if len(self.one.members) < groups.OUTVOTE:
                 raise
@@ -170,7 +170,7 @@ class GroupDriver(ExchangeDriver):
         try:
             with self.working():
                 mean = await self.trainer.ask(
-                    AverageShard(
+                    messages.AverageShard(
                         fragment=self.fragment,
                         tokens=self._tokens(used),
                         slot=self.slots[2],
@@ -205,7 +205,9 @@ class GroupDriver(ExchangeDriver):
         slot, offset = self.slots[0], sum(self.sizes)
         with suppress(TrainerError):
             written = await self.trainer.ask(
-                WriteOuterSteps(fragment=self.fragment, steps=steps, slot=slot, offset=offset)
+                messages.WriteOuterSteps(
+                    fragment=self.fragment, steps=steps, slot=slot, offset=offset
+                )
             )
             self._missed = written.size, written.digest
 

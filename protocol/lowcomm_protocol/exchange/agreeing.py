@@ -17,19 +17,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange import events
-from lowcomm_protocol.exchange.base import (
-    ACCEPTED_INPUT,
-    DONE,
-    LOST,
-    OFFERED,
-    REFUSED,
-    REFUSED_INPUT,
-    ExchangeMember,
-    Gathering,
-    Transitions,
-    with_failures,
-)
+from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.events import Cause, Effect, Stage
 from lowcomm_protocol.exchange.tally import Tally
 from lowcomm_protocol.matching import Refusal
@@ -85,19 +73,19 @@ def clique(rolls: Mapping[str, Collection[str]]) -> tuple[str, ...]:
 
 
 @dataclass
-class AgreeingExchange(Gathering):
+class AgreeingExchange(base.Gathering):
     """An exchange of a group until its members are agreed on."""
 
     # It has only what the other end has told us so far, since what we tell goes to all at once.
-    TRANSITIONS: ClassVar[Transitions] = with_failures(
+    TRANSITIONS: ClassVar[base.Transitions] = base.with_failures(
         {
-            (OFFERED, ACCEPTED_INPUT): GroupState.LINKED,
-            (OFFERED, REFUSED_INPUT): REFUSED,
+            (base.OFFERED, base.ACCEPTED_INPUT): GroupState.LINKED,
+            (base.OFFERED, base.REFUSED_INPUT): base.REFUSED,
             (GroupState.LINKED, GroupInput.ROLL): GroupState.ROLLED,
             (GroupState.ROLLED, GroupInput.NAMED): GroupState.NAMED,
             # They heard of a lower list. Once we have agreed we can't follow them there.
             (GroupState.NAMED, GroupInput.NAMED): GroupState.NAMED,
-            (GroupState.MEMBER, GroupInput.NAMED): LOST,
+            (GroupState.MEMBER, GroupInput.NAMED): base.LOST,
             (GroupState.NAMED, GroupInput.AGREED): GroupState.MEMBER,
             # Before its contribution, if it hands over any.
             (GroupState.MEMBER, GroupInput.MISSED): GroupState.MEMBER,
@@ -106,7 +94,7 @@ class AgreeingExchange(Gathering):
             # A member that was too slow to make its mean says so, and sends none.
             (GroupState.GIVEN, GroupInput.HELD): GroupState.TOLD,
             (GroupState.AVERAGED, GroupInput.HELD): GroupState.TOLD,
-            (GroupState.TOLD, GroupInput.COMMIT): DONE,
+            (GroupState.TOLD, GroupInput.COMMIT): base.DONE,
         }
     )
 
@@ -132,7 +120,7 @@ class AgreeingExchange(Gathering):
         # Peers that called first have their places already.
         room = self.group - 1 - len(self._members)
         peers = [peer for peer in self.candidates if peer not in self._members][: max(0, room)]
-        self._members.update({peer: ExchangeMember(OFFERED) for peer in peers})
+        self._members.update({peer: base.ExchangeMember(base.OFFERED) for peer in peers})
         return [events.Dial(peer=peer) for peer in peers] or self._gather()
 
     def takes_part(self, peer: str) -> bool | None:
@@ -160,7 +148,7 @@ class AgreeingExchange(Gathering):
             return []
         self._check_list(peer, members)
         self._check_named(peer, members)
-        if after == LOST:
+        if after == base.LOST:
             why = "has agreed with others on another list of members"
             return self._give_up([peer], why, Cause.DISAGREED) + self._go_on()
         self._advance(peer, GroupInput.NAMED)

@@ -25,18 +25,7 @@ import torch
 from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.errors import PlanError, SpecError
-from lowcomm_protocol.exchange.outer_kernels import (
-    add_scaled,
-    add_squares_apart,
-    both_finite,
-    contributed,
-    mixed,
-    pooled_of_mean,
-    pooled_of_own,
-    scaled,
-    shifted,
-    square_and_product_of_apart,
-)
+from lowcomm_protocol.exchange import outer_kernels as kernels
 from lowcomm_protocol.spec.outer import OuterSettings
 
 MAX_CLAIM = 2
@@ -54,7 +43,7 @@ def contribution(
     sent = torch.empty_like(phi) if out is None else out
     _check_alike(phi=phi, theta=theta, out=sent)
     gain, pull = np.float32(settings.gain), np.float32(settings.consensus)
-    contributed(_array(theta), _array(phi), gain, pull, _array(sent))
+    kernels.contributed(_array(theta), _array(phi), gain, pull, _array(sent))
     return sent
 
 
@@ -83,7 +72,7 @@ def mean_contribution(
         return total.div_(len(contributions))
     shares = normalized(weights, len(contributions))
     for place, (one, share) in enumerate(zip(contributions, shares, strict=True)):
-        add = add_scaled if place else scaled
+        add = kernels.add_scaled if place else kernels.scaled
         add(_array(total), _array(one), np.float32(share))
     return total
 
@@ -110,7 +99,7 @@ def worst_block_spread(vectors: Sequence[torch.Tensor]) -> float:
     # The squares of all differences between two of n vectors sum to n times those from their mean.
     sums = np.zeros(-(-vectors[0].numel() // BLOCK), dtype=np.float32)
     for one, other in combinations(vectors, 2):
-        add_squares_apart(_array(one), _array(other), sums)
+        kernels.add_squares_apart(_array(one), _array(other), sums)
     return float(sums.max(initial=0.0) / BLOCK) ** 0.5 / len(vectors)
 
 
@@ -134,10 +123,10 @@ def outer_step(
     if settings.consensus and progress is not None and own_decoded is not None:
         _check_alike(phi=phi, progress=progress, own_decoded=own_decoded)
         pooled, gain = np.empty_like(mean), np.float32(settings.gain)
-        pooled_of_own(_array(progress), _array(own_decoded), mean, gain, pooled)
+        kernels.pooled_of_own(_array(progress), _array(own_decoded), mean, gain, pooled)
     elif settings.consensus:
         pooled = np.empty_like(mean)
-        pooled_of_mean(mean, _array(phi), np.float32(settings.consensus), pooled)
+        kernels.pooled_of_mean(mean, _array(phi), np.float32(settings.consensus), pooled)
     settings.rule.step(settings, _array(phi), _array(delta), pooled)
 
 
@@ -163,20 +152,20 @@ def merge(
     now, slow, captured = _array(theta), _array(phi_new), _array(theta_captured)
     if settings.merge == "mix":
         share = np.float32(1.0 - settings.mix)
-        return bool(mixed(now, slow, share, _array(into)))
-    return bool(shifted(now, slow, captured, _array(into)))
+        return bool(kernels.mixed(now, slow, share, _array(into)))
+    return bool(kernels.shifted(now, slow, captured, _array(into)))
 
 
 def are_finite(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether no value is NaN or infinite, of two float32 vectors in host memory: one pass."""
-    return bool(both_finite(_array(one).view(np.uint32), _array(other).view(np.uint32)))
+    return bool(kernels.both_finite(_array(one).view(np.uint32), _array(other).view(np.uint32)))
 
 
 def apart(vector: torch.Tensor, base: torch.Tensor, pull: float, out: torch.Tensor) -> torch.Tensor:
     """``vector - pull * base`` in ``out``, which may be ``vector``; product and difference are
     rounded to float32."""
     _check_alike(vector=vector, base=base, out=out)
-    pooled_of_mean(_array(vector), _array(base), np.float32(pull), _array(out))
+    kernels.pooled_of_mean(_array(vector), _array(base), np.float32(pull), _array(out))
     return out
 
 
@@ -187,7 +176,7 @@ def square_apart(vector: torch.Tensor, base: torch.Tensor, pull: float) -> float
     """
     _check_alike(vector=vector, base=base)
     array, onto = _array(vector), _array(base)
-    return float(square_and_product_of_apart(array, onto, onto, np.float32(pull))[0])
+    return float(kernels.square_and_product_of_apart(array, onto, onto, np.float32(pull))[0])
 
 
 def square_and_cosine_apart(
@@ -197,7 +186,7 @@ def square_and_cosine_apart(
     difference and ``theta - phi``, whose squared norm is ``own_square``; 0 for no length."""
     _check_alike(vector=vector, theta=theta, phi=phi)
     arrays = _array(vector), _array(theta), _array(phi)
-    square, product = square_and_product_of_apart(*arrays, np.float32(pull))
+    square, product = kernels.square_and_product_of_apart(*arrays, np.float32(pull))
     lengths = math.sqrt(own_square * float(square))
     return float(square), float(product) / lengths if 0.0 < lengths < math.inf else 0.0
 

@@ -24,19 +24,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import ClassVar
 
-from lowcomm_protocol.exchange import events
-from lowcomm_protocol.exchange.base import (
-    ACCEPTED_INPUT,
-    DONE,
-    OFFERED,
-    REFUSED,
-    REFUSED_INPUT,
-    ExchangeMember,
-    Gathering,
-    Transitions,
-    no_partner,
-    with_failures,
-)
+from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.events import Cause, Effect, PeerEvent, Stage
 from lowcomm_protocol.matching import Refusal
 
@@ -56,7 +44,7 @@ class PairState(StrEnum):
 CAPTURED, VERIFIED, SETTLED, CONFIRMED = "captured", "verified", "settled", "confirmed"
 """Inputs: our contribution is coded; theirs has come; the exchange knows its members; they have
 confirmed."""
-HOLDING = frozenset({PairState.HELD, PairState.READY, PairState.CONFIRMING, DONE})
+HOLDING = frozenset({PairState.HELD, PairState.READY, PairState.CONFIRMING, base.DONE})
 """States in which their contribution may be used."""
 
 
@@ -66,13 +54,13 @@ def members_digest(members: Sequence[str]) -> bytes:
 
 
 @dataclass
-class PairExchange(Gathering):
+class PairExchange(base.Gathering):
     """An exchange of two."""
 
-    TRANSITIONS: ClassVar[Transitions] = with_failures(
+    TRANSITIONS: ClassVar[base.Transitions] = base.with_failures(
         {
-            (OFFERED, ACCEPTED_INPUT): PairState.AGREED,
-            (OFFERED, REFUSED_INPUT): REFUSED,
+            (base.OFFERED, base.ACCEPTED_INPUT): PairState.AGREED,
+            (base.OFFERED, base.REFUSED_INPUT): base.REFUSED,
             (PairState.AGREED, CAPTURED): PairState.STREAMING,
             (PairState.AGREED, VERIFIED): PairState.RECEIVED,
             (PairState.RECEIVED, CAPTURED): PairState.HELD,
@@ -83,8 +71,8 @@ class PairExchange(Gathering):
             (PairState.PROMISED, VERIFIED): PairState.READY,
             (PairState.HELD, CONFIRMED): PairState.READY,
             (PairState.HELD, SETTLED): PairState.CONFIRMING,
-            (PairState.READY, SETTLED): DONE,
-            (PairState.CONFIRMING, CONFIRMED): DONE,
+            (PairState.READY, SETTLED): base.DONE,
+            (PairState.CONFIRMING, CONFIRMED): base.DONE,
         }
     )
 
@@ -116,13 +104,13 @@ class PairExchange(Gathering):
 
     def _gather(self) -> list[Effect]:
         # One call at a time: a second peer that accepted would wait in vain.
-        if self.partners or self._in(OFFERED):
+        if self.partners or self._in(base.OFFERED):
             return super()._gather()
         while not self._waiting and self._next < len(self.candidates):
             peer = self.candidates[self._next]
             self._next += 1
             if peer not in self._members:
-                self._members[peer] = ExchangeMember(OFFERED)
+                self._members[peer] = base.ExchangeMember(base.OFFERED)
                 return [events.Dial(peer=peer)]
         return self._close_gathering()
 
@@ -184,7 +172,7 @@ class PairExchange(Gathering):
         if self.stage is Stage.TRADING:
             reason = "was too slow for the deadline"
             effects = self._give_up(self.partners, reason, Cause.LATE)
-            return effects + self._give_in(no_partner(self.refusals), Cause.LATE)
+            return effects + self._give_in(base.no_partner(self.refusals), Cause.LATE)
         if self.stage is Stage.CONFIRMING and first:
             # Their confirmation may be on its way: ending now would put both ends in doubt.
             return []
