@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 from target import MAX_PIECES, Made, cut, join, target
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.node.messages import Retransmit
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import GroupLink, Incoming, PairLink
 from lowcomm_protocol.errors import ProtocolViolation
@@ -132,20 +131,15 @@ def pair_link() -> Made:
         link = PairLink(ADA, Said(pieces))  # type: ignore[arg-type]
         asks = bool(pieces) and len(pieces[0]) % 2 == 0
 
-        async def on_content(size: int, again: bool) -> Retransmit | None:
-            assert size <= SIZE
-            return Retransmit(blocks=b"\x80", least=100, most=100) if asks and not again else None
+        async def place(announced: Any) -> tuple[memoryview, int]:
+            return memoryview(into)[:SIZE], 10
+
+        async def on_content(content: Incoming) -> None:
+            assert content.size <= SIZE
+            link.awaits_more = asks and not link.awaits_more
 
         try:
-            drive(
-                link.read(
-                    memoryview(into)[:SIZE],
-                    10,
-                    on_content,
-                    lambda blocks: None,
-                    lambda members: None,
-                )
-            )
+            drive(link.read(place, on_content, lambda members: None))
         except (LinkLost, ProtocolViolation) as error:
             assert len(str(error)) < 500
         assert into[SIZE:] == bytes(64), "written beside the slot"
@@ -165,8 +159,8 @@ def group_link() -> Made:
         into = bytearray(SIZE + 64)
         link = GroupLink(ADA, Said(list(cut(data))[:MAX_PIECES]))  # type: ignore[arg-type]
 
-        async def place(announced: Any) -> memoryview:
-            return memoryview(into)[:SIZE]
+        async def place(announced: Any) -> tuple[memoryview, int]:
+            return memoryview(into)[:SIZE], SIZE
 
         async def on_content(incoming: Incoming) -> None:
             assert incoming.whole

@@ -1,9 +1,8 @@
 """Offers, refusals and what members tell each other, as frames and back; nothing of a frame is used
 before it is checked here."""
 
-from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import events
@@ -15,10 +14,16 @@ from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import MAX_GROUP
 
-Sized = TypeVar("Sized", str, bytes)
-Value = TypeVar("Value")
 _LIMIT = 2**53
 """Steps, tokens and versions beyond this are nonsense, and would not survive JSON."""
+_MESSAGES: dict[str, tuple[type[MemberMessage], dict[str, str]]] = {
+    "confirm": (events.Confirm, {"members": "members"}),
+    "roll": (events.Roll, {"roll": "peers"}),
+    "members": (events.Members, {"members": "peers"}),
+    "held": (events.Holdings, {"held": "digests"}),
+    "commit": (events.Commit, {"shards": "applied", "heard": "known"}),
+}
+"""Messages without contents, by the kind of their frame, with their names of its fields."""
 
 
 def to_message(offer: Offer) -> pb.Offer:
@@ -63,48 +68,33 @@ def read_refusal(message: pb.Refuse) -> Refusal:
 
 def frame_of(message: MemberMessage) -> pb.Frame:
     """The frame of a message without contents."""
-    match message:
-        case events.Confirm(members=members):
-            return pb.Frame(confirm=pb.Confirm(members=members))
-        case events.Roll(roll=roll):
-            return pb.Frame(roll=pb.Roll(peers=roll))
-        case events.Members(members=named):
-            return pb.Frame(members=pb.Members(peers=named))
-        case events.Holdings(held=held):
-            return pb.Frame(held=pb.Held(digests=held))
-        case events.Commit(shards=shards, heard=heard):
-            return pb.Frame(commit=pb.Commit(applied=shards, known=heard))
-        case _:
-            raise AssertionError(f"{message} is of no frame")
+    kind, names = next(
+        (kind, names) for kind, (made, names) in _MESSAGES.items() if made is type(message)
+    )
+    values = {theirs: getattr(message, ours) for ours, theirs in names.items()}
+    return pb.Frame(**{kind: values})  # type: ignore[arg-type]
 
 
 def message_of(peer: str, frame: pb.Frame) -> MemberMessage:
     """The message of such a frame, bounded; the machine checks the rest. Raises
     ProtocolViolation."""
-    match frame.WhichOneof("kind"):
-        case "confirm":
-            return events.Confirm(peer=peer, members=frame.confirm.members)
-        case "roll":
-            return events.Roll(peer=peer, roll=_bounded(frame.roll.peers, MAX_PEER_ID))
-        case "members":
-            return events.Members(peer=peer, members=_bounded(frame.members.peers, MAX_PEER_ID))
-        case "held":
-            return events.Holdings(peer=peer, held=_bounded(frame.held.digests, DIGEST_BYTES))
-        case "commit":
-            applied, known = frame.commit.applied, frame.commit.known
-            return events.Commit(peer=peer, shards=_at_most(applied), heard=_at_most(known))
-        case kind:
-            raise ProtocolViolation(f"sent {kind!r} where a message of a member was expected")
+    kind = frame.WhichOneof("kind")
+    if kind not in _MESSAGES:
+        raise ProtocolViolation(f"sent {kind!r} where a message of a member was expected")
+    message, names = _MESSAGES[kind]
+    sent = getattr(frame, kind)
+    values = {ours: _bounded(getattr(sent, theirs)) for ours, theirs in names.items()}
+    return message(peer=peer, **values)
 
 
-def _bounded(values: Sequence[Sized], longest: int) -> tuple[Sized, ...]:
-    entries = _at_most(values)
-    if any(len(value) > longest for value in entries):
-        raise ProtocolViolation(f"sent an entry of more than {longest} characters or bytes")
-    return entries
-
-
-def _at_most(values: Sequence[Value]) -> tuple[Value, ...]:
-    if len(values) > MAX_GROUP:
-        raise ProtocolViolation(f"sent {len(values)} entries, where a group has {MAX_GROUP}")
-    return tuple(values)
+def _bounded(value: Any) -> Any:
+    """Check a list of a group's members, their digests or votes."""
+    if isinstance(value, bytes):
+        return value
+    if len(value) > MAX_GROUP:
+        raise ProtocolViolation(f"sent {len(value)} entries, where a group has {MAX_GROUP}")
+    for entry in value:
+        longest = MAX_PEER_ID if isinstance(entry, str) else DIGEST_BYTES
+        if not isinstance(entry, bool) and len(entry) > longest:
+            raise ProtocolViolation(f"sent an entry of more than {longest} characters or bytes")
+    return tuple(value)

@@ -63,13 +63,13 @@ class GroupDriver(ExchangeDriver):
             lambda frame: self.tell(frames.message_of(peer, frame)),
         )
 
-    async def _place(self, peer: str, content: pb.Content) -> memoryview:
-        """Where the share or the mean of a member goes."""
+    async def _place(self, peer: str, content: pb.Content) -> tuple[memoryview, int]:
+        """Where the share or the mean of a member goes, or outer steps that we lack."""
         await self._until(self._members_known)
         if peer not in self.one.members:
             raise LinkLost("is not in the list of members")
         if content.part == pb.MISSED:
-            return self._room_for_missed(peer)
+            return self._room_for_missed(peer), 1
         _, received, means = self.slots
         is_share = content.part == pb.SHARE
         place = self._share_of(peer) if is_share else self._mean_of(peer)
@@ -77,7 +77,7 @@ class GroupDriver(ExchangeDriver):
         if content.size == self._sizes(not self.one.realign)[shard] != place[1]:
             # A third may have offered the two of us different slow weights.
             raise LinkLost("sees in another way than we whether all realign")
-        return self._view(received if is_share else means, *place)
+        return self._view(received if is_share else means, *place), place[1]
 
     def _room_for_missed(self, peer: str) -> memoryview:
         """Where the steps go that we lack: beside our contributions to others, in a slot that a

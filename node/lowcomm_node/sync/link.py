@@ -19,7 +19,6 @@ from blake3 import blake3
 from lowcomm_node.errors import LinkLost, PeerGaveUp, TooSlow
 from lowcomm_node.net.bandwidth import Arrival, Bandwidth, Turns
 from lowcomm_node.net.stream import ChunkFrame, Stream
-from lowcomm_node.node.messages import Retransmit
 from lowcomm_node.system.tasks import Stages, in_time
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -41,6 +40,9 @@ SLACK = 1.5
 """Times as long as it has taken so far a content gets to come whole."""
 MEASURED_FROM = 1.0
 """Seconds after which the part of a content that has come tells how fast the line is."""
+PARTS = {pb.WHOLE: "contribution", pb.SHARE: "share", pb.MEAN: "mean", pb.MISSED: "missed"}
+REPEATED = {"members", "contribution"}
+"""What one end may send more than once."""
 
 
 class Incoming:
@@ -95,6 +97,10 @@ class Link:
 
     IN_TURN: ClassVar[bool] = False
     """Whether contents wait while another fills our line. Of a group all members wait for us."""
+    LAST: ClassVar[str]
+    """The frame that ends what the other end has to say."""
+    _NEXT: ClassVar[dict[str, set[str]]]
+    """What may come after what."""
 
     def __init__(
         self,
@@ -117,6 +123,8 @@ class Link:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.stages = Stages()
+        self.awaits_more = False
+        """Whether a content is due that was asked for again."""
         # One writer at a time, in the order of asking: a stream takes no two writes at once, and
         # what we tell may be due while our contribution is still on its way.
         self._writing = asyncio.Lock()
@@ -197,6 +205,48 @@ class Link:
         async with self._writing:
             await self.stream.close()
 
+    async def read(
+        self,
+        place: Callable[[pb.Content], Awaitable[tuple[memoryview, int]]],
+        on_content: Callable[[Incoming], Awaitable[None]],
+        on_frame: Callable[[pb.Frame], None],
+    ) -> None:
+        """Read frames until the other end has said its last, and nothing more is awaited.
+
+        ``place`` tells where a content goes, which must fit there, and the fewest bytes that it may
+        have; ``on_content`` gets it when it has arrived whole, ``on_frame`` gets every other frame,
+        still to be checked. All are called in the order in which the other end has sent, each after
+        the one before is done.
+
+        Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends
+        what is not allowed."""
+        last, came = "", set[str]()
+        while self.LAST not in came or self.awaits_more:
+            if (frame := await self._receive()) is None:
+                raise LinkLost("ended the stream")
+            kind = frame.WhichOneof("kind")
+            if kind == "abandon":
+                raise PeerGaveUp(f"gave up: {in_words(frame.abandon.reason)}")
+            if kind == "chunk":
+                if whole := self._take(frame.chunk):
+                    await on_content(whole)
+                continue
+            what = (
+                PARTS.get(frame.content.part, "content") if kind == "content" else kind or "nothing"
+            )
+            is_between = self._incoming is None or self._incoming.whole
+            is_new = what in REPEATED or what not in came
+            if not (is_between and is_new and what in self._NEXT[last]):
+                raise ProtocolViolation(
+                    f"sent {what!r} after {last or 'hello'!r}, where it is not due"
+                )
+            last = what
+            came.add(what)
+            if kind == "content":
+                self._expect(Incoming(frame.content, *await place(frame.content)))
+            else:
+                on_frame(frame)
+
     async def _receive(self) -> pb.Frame | None:
         """The next frame, once the owner's limit allows it; None when the other end has no more to
         say."""
@@ -251,75 +301,22 @@ class Link:
 class PairLink(Link):
     """The stream of a pair."""
 
-    _again: Retransmit | None = None
-    _whole = _resent = False
     IN_TURN = True
-
-    async def read(
-        self,
-        into: memoryview,
-        least: int,
-        on_content: Callable[[int, bool], Awaitable[Retransmit | None]],
-        on_resend: Callable[[bytes], None],
-        on_confirm: Callable[[pb.Frame], None],
-    ) -> None:
-        """Read frames until the other end has confirmed; its content must have ``least`` bytes and
-        fit ``into``.
-
-        ``on_content`` gets the size of a content that has arrived whole, and whether it is what was
-        asked for again; what it returns is asked for. ``on_resend`` gets what the other end asks
-        for again, once at most.
-
-        Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends
-        what is not allowed."""
-        confirmed = False
-        while (frame := await self._receive()) is not None:
-            match frame.WhichOneof("kind"):
-                case "content":
-                    self._begin(frame.content, into, least)
-                case "chunk":
-                    if whole := self._take(frame.chunk):
-                        self._whole = True
-                        await self._ask_again(await on_content(whole.size, self._again is not None))
-                        if confirmed:
-                            return
-                case "resend":
-                    if self._resent:
-                        raise ProtocolViolation("asked for our contribution a third time")
-                    self._resent = True
-                    on_resend(frame.resend.blocks)
-                case "confirm":
-                    if confirmed or not (self._whole or self._again):
-                        raise ProtocolViolation("confirmed before its contribution had come")
-                    on_confirm(frame)
-                    confirmed = True
-                    if self._whole:
-                        return  # else only what we have asked for again is still to come
-                case "abandon":
-                    raise gave_up(frame.abandon)
-                case other:
-                    raise ProtocolViolation(f"sent {other!r} where a contribution was expected")
-        raise LinkLost("ended the stream")
-
-    async def _ask_again(self, again: Retransmit | None) -> None:
-        if again is not None:
-            self._again, self._incoming, self._whole = again, None, False
-            await self.send(pb.Frame(resend=pb.Resend(blocks=again.blocks)))
-
-    def _begin(self, content: pb.Content, into: memoryview, least: int) -> None:
-        if content.part != pb.WHOLE:
-            raise ProtocolViolation("sent a part of a contribution where all of it was expected")
-        if self._incoming is not None:
-            raise ProtocolViolation("began a second contribution")
-        if self._again is not None:
-            least, into = self._again.least, into[: self._again.most]
-        self._expect(Incoming(content, into, least))
+    LAST = "confirm"
+    # A contribution comes twice at most: the driver refuses what it has not asked for again.
+    _NEXT: ClassVar[dict[str, set[str]]] = {
+        "": {"contribution"},
+        "contribution": {"contribution", "resend", "confirm"},
+        "resend": {"contribution", "confirm"},
+        "confirm": {"contribution"},
+    }
 
 
 class GroupLink(Link):
     """The stream between two members of a group."""
 
-    # What may come after what. A mean is left out by a member that could not make it in time.
+    LAST = "commit"
+    # A mean is left out by a member that could not make it in time.
     _NEXT: ClassVar[dict[str, set[str]]] = {
         "": {"roll"},
         "roll": {"members"},
@@ -329,56 +326,3 @@ class GroupLink(Link):
         "mean": {"held"},
         "held": {"commit"},
     }
-    _PARTS: ClassVar[dict[int, str]] = {pb.SHARE: "share", pb.MEAN: "mean", pb.MISSED: "missed"}
-
-    async def read(
-        self,
-        place: Callable[[pb.Content], Awaitable[memoryview]],
-        on_content: Callable[[Incoming], Awaitable[None]],
-        on_told: Callable[[pb.Frame], None],
-    ) -> None:
-        """Read frames until the other end has committed.
-
-        ``place`` tells where a content goes, which must have exactly that size, or at most if it is
-        of steps that we lack;
-        ``on_content`` gets it when it has arrived whole, ``on_told`` gets every other frame, still
-        to be checked. All are called in the order in which the other end has sent, each after the
-        one before is done.
-
-        Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends
-        what is not allowed."""
-        last = ""
-        while (frame := await self._receive()) is not None:
-            kind = frame.WhichOneof("kind")
-            if kind == "abandon":
-                raise gave_up(frame.abandon)
-            if kind == "chunk":
-                if whole := self._take(frame.chunk):
-                    await on_content(whole)
-                continue
-            what = (
-                self._PARTS.get(frame.content.part, "a whole contribution")
-                if kind == "content"
-                else kind
-            )
-            if what not in self._NEXT[last] or (
-                self._incoming is not None and not self._incoming.whole
-            ):
-                raise ProtocolViolation(
-                    f"sent {what!r} after {last or 'hello'!r}, where it is not due"
-                )
-            last = what
-            if kind == "content":
-                into = await place(frame.content)
-                least = 1 if what == "missed" else len(into)
-                self._expect(Incoming(frame.content, into, least))
-                continue
-            on_told(frame)
-            if kind == "commit":
-                return
-        raise LinkLost("ended the stream")
-
-
-def gave_up(abandon: pb.Abandon) -> PeerGaveUp:
-    """The error of a peer that gives up, in as many of its words as we show."""
-    return PeerGaveUp(f"gave up: {in_words(abandon.reason)}")

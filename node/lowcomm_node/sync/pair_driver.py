@@ -4,20 +4,23 @@ it must be."""
 from functools import partial
 from typing import Any, ClassVar
 
-from lowcomm_node.node.messages import Part, Resend, Retransmit
+from lowcomm_node.node.messages import Part, Resend
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver
-from lowcomm_node.sync.link import Link, PairLink
+from lowcomm_node.sync.link import Incoming, Link, PairLink
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import events
+from lowcomm_protocol.messages import exchange_pb2 as pb
 
 
 class PairDriver(ExchangeDriver):
     """Carries out a ``pair`` exchange. Its slots: our contribution, and theirs."""
 
     LINK: ClassVar[type[Link]] = PairLink
-    least = most = 0
-    """Fewest and most bytes that one contribution may have."""
+    most = 0
+    """Most bytes that one contribution may have."""
+    _due: tuple[int, int] | None = None
+    """Fewest and most bytes of what is to come next from the partner."""
 
     @property
     def expected(self) -> int:
@@ -25,25 +28,35 @@ class PairDriver(ExchangeDriver):
 
     async def _read(self, link: PairLink) -> None:
         await self._until(self._members_known)
-        peer, slot = link.peer, self.slots[1]
-        await link.read(
-            self.arena.view(slot, self.most),
-            self.least,
-            partial(self._take_in, peer, slot),
-            lambda blocks: self._start(self._resend(link, blocks)) and None,
-            lambda frame: self.tell(frames.message_of(peer, frame)),
-        )
+        await link.read(self._place, partial(self._take_in, link), partial(self._hear, link))
 
-    async def _take_in(self, peer: str, slot: int, size: int, again: bool) -> Retransmit | None:
-        """Have a contribution decoded, or what of it came again; what is missing still."""
-        self.arrived(peer)
+    async def _place(self, content: pb.Content) -> tuple[memoryview, int]:
+        """Where their contribution goes, or what of it comes again."""
+        due, self._due = self._due, None
+        if due is None:
+            raise ProtocolViolation("began a second contribution")
+        least, most = due
+        return self.arena.view(self.slots[1], most), least
+
+    async def _take_in(self, link: PairLink, content: Incoming) -> None:
+        """Have a contribution decoded, or what of it came again; ask for what is missing still."""
+        self.arrived(link.peer)
         await self._until(self._captured)
-        part = Part.AGAIN if again else Part.WHOLE
-        missing = await self.decode(part, peer, slot=slot, offset=0, size=size)
-        if missing is None:
-            self.note("decoded")
-            self.tell(events.WholeContribution(peer=peer))
-        return missing
+        part, place = Part.AGAIN if link.awaits_more else Part.WHOLE, self.slots[1]
+        again = await self.decode(part, link.peer, slot=place, offset=0, size=content.size)
+        link.awaits_more = again is not None
+        if again is not None:
+            self._due = again.least, again.most
+            await link.send(pb.Frame(resend=pb.Resend(blocks=again.blocks)))
+            return
+        self.note("decoded")
+        self.tell(events.WholeContribution(peer=link.peer))
+
+    def _hear(self, link: PairLink, frame: pb.Frame) -> None:
+        if frame.WhichOneof("kind") == "resend":
+            self._start(self._resend(link, frame.resend.blocks))
+        else:
+            self.tell(frames.message_of(link.peer, frame))
 
     async def _effect(self, effect: Any) -> None:
         link = self.links[effect.peer]
@@ -68,9 +81,10 @@ class PairDriver(ExchangeDriver):
             self.lose(link.peer, error)
 
     def _prepare(self) -> None:
-        self.least, self.most = self.ready.sizes[self.fragment]
+        least, self.most = self.ready.sizes[self.fragment]
         if self.one.realign:
-            self.least = self.most = self.ready.realign_sizes[self.fragment]
+            least = self.most = self.ready.realign_sizes[self.fragment]
+        self._due = least, self.most
 
     async def _prepare_missed(self) -> None:
         """Do nothing: in a pair nobody hands over steps."""

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from helpers import group_frames
 from lowcomm_node.sync import frames
-from lowcomm_node.sync.link import gave_up
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
 from lowcomm_protocol.exchange.events import Commit, Confirm, Holdings, MemberMessage, Members, Roll
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -61,8 +60,3 @@ def test_no_bytes_of_a_stranger_are_told_of_its_violation() -> None:
         frames.message_of("a", sent(group_frames.roll(["\1secret" * 240_000])))
     assert "secret" not in str(caught.value)
     assert len(str(ProtocolViolation("x" * 10_000))) == MAX_REASON
-
-
-def test_the_reason_of_a_peer_that_gives_up_is_short_and_printable() -> None:
-    told = str(gave_up(pb.Abandon(reason="\x1b[2Jno\nmore" + "x" * 10_000)))
-    assert told.isprintable() and len(told) <= MAX_REASON + len("gave up: ")

@@ -97,13 +97,18 @@ async def test_a_partner_that_is_gone_in_the_midst_of_it_costs_one_exchange(call
 
 
 @pytest.mark.parametrize("calls", [True, False])
-async def test_a_frame_of_groups_in_a_pair_costs_one_exchange(calls: bool):
+async def test_a_frame_that_is_not_due_in_a_pair_costs_one_exchange(calls: bool):
     async with swarm(1) as one:
         (node,) = one.nodes
         puppet = await one.puppet()
         stream = await puppet.agree(node, calls)
-        await say(stream, group_frames.roll(sorted([puppet.peer_id, node.peer_id])))
-        assert "sent 'roll' where a contribution was expected" in (await node.ended()).reason
+        if calls:
+            await say(stream, group_frames.roll(sorted([puppet.peer_id, node.peer_id])))
+        else:
+            again = announced(puppet.content)
+            await say(stream, announced(puppet.content), *chunks(puppet.content), again)
+        why = "sent 'roll' after 'hello'" if calls else "began a second contribution"
+        assert why in (await node.ended()).reason
         await hear_end(stream)
         stream.cancel()
 
