@@ -189,19 +189,6 @@ class Coder:
             )
 
 
-def scratch_for(name: str, numel: int, scratch: Vector | None) -> Vector:
-    """``scratch``, or a new vector if there is none. Raises `CodecError` if it does not fit."""
-    if scratch is None:
-        return np.empty(numel, dtype=np.float32)
-    fits = scratch.shape == (numel,) and scratch.dtype == np.float32
-    if not (fits and scratch.flags.c_contiguous and scratch.flags.writeable):
-        raise CodecError(
-            f"{name}: a scratch of {scratch.dtype} and shape {scratch.shape}: pass {numel} "
-            "values, float32, contiguous and writable"
-        )
-    return scratch
-
-
 def read_only(array: _Array) -> _Array:
     """View for kernels: of one array type, whatever the caller holds, so they compile once."""
     view = array.view()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lowcomm_protocol.codecs import modulo_kernels as kernels
-from lowcomm_protocol.codecs.base import Bytes, Coder, State, Vector, read_only, scratch_for
+from lowcomm_protocol.codecs.base import Bytes, Coder, State, Vector, read_only
 from lowcomm_protocol.codecs.modulo_kernels import HEADER, MODULO_STEPS
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
@@ -93,7 +93,7 @@ class ModuloCoder(Coder):
 
     def encode(self, vector: Vector, out: memoryview, scratch: Vector | None = None) -> int:
         target, wanted = self._begin(out, vector.size)
-        own = scratch_for(self.name, self.numel, scratch)
+        own = np.empty_like(vector) if scratch is None else scratch
         hashes, codes = self._sent_hashes, self._sent_codes
         size = kernels.modulo_encode(vector, wanted, self.bits, own, target, hashes, codes)
         if size < 0:

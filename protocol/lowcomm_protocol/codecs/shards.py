@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import FixedCodec, State, Vector, scratch_for
+from lowcomm_protocol.codecs.base import FixedCodec, State, Vector
 from lowcomm_protocol.codecs.kernels import MAGNITUDE, kernel, part
 from lowcomm_protocol.errors import CodecError, PlanError
 from lowcomm_protocol.spec.names import BLOCK
@@ -62,7 +62,7 @@ class Residual:
         if ``vector`` is not finite.
         """
         residual = self._values[start : start + vector.size]
-        error = scratch_for("feedback", vector.size, scratch)
+        error = np.empty_like(vector) if scratch is None else scratch
         residual_add(vector, residual, error)
         codec.send(vector, out)
         residual_keep(vector, residual, error)
