@@ -26,15 +26,7 @@ from lowcomm_node.data.corpus import Corpus, open_corpus
 from lowcomm_node.data.documents import Document, ReadProgress
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, open_tokenizer
 from lowcomm_node.errors import DataError
-from lowcomm_node.storage.files import (
-    WRITING,
-    DiskQuota,
-    folder_lock,
-    new_folder,
-    read_sealed_json,
-    sha256_file,
-    write_sealed_json,
-)
+from lowcomm_node.storage import files
 
 FORMAT = 3
 SHARD_BYTES = 256 << 20
@@ -96,7 +88,7 @@ def open_data(
     tokenizer: str | Tokenizer,
     cache_dir: Path,
     field: str = "text",
-    disk_quota: DiskQuota | None = None,
+    disk_quota: files.DiskQuota | None = None,
     tell: Tell = lambda *_: None,
 ) -> Dataset:
     """Open a source (``open_corpus``), tokenized once into ``cache_dir`` (``open_tokenizer``).
@@ -109,14 +101,14 @@ def open_data(
     cache_dir.mkdir(parents=True, exist_ok=True)
     key = json.dumps([FORMAT, corpus.fingerprint(), encoder.name, encoder.vocab]).encode()
     folder = cache_dir / f"tokens-{hashlib.sha256(key).hexdigest()[:16]}"
-    with folder_lock(cache_dir):
+    with files.folder_lock(cache_dir):
         manifest = _read_manifest(folder)
         if manifest is None:
-            for leftover in (*cache_dir.glob(f"{WRITING}*"), folder):
+            for leftover in (*cache_dir.glob(f"{files.WRITING}*"), folder):
                 shutil.rmtree(leftover, ignore_errors=True)
-            with new_folder(folder) as fresh:
-                _tokenize(corpus, encoder, fresh, disk_quota or DiskQuota(cache_dir), tell)
-            manifest = read_sealed_json(folder / _MANIFEST)
+            with files.new_folder(folder) as fresh:
+                _tokenize(corpus, encoder, fresh, disk_quota or files.DiskQuota(cache_dir), tell)
+            manifest = files.read_sealed_json(folder / _MANIFEST)
             _remove_earlier(manifest, folder)
         # Opened under the lock: a maker of a newer version may remove these files once we have them
         # mapped.
@@ -131,13 +123,13 @@ def open_data(
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest, if it and the shards are as they were made."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        manifest = read_sealed_json(folder / _MANIFEST)
+        manifest = files.read_sealed_json(folder / _MANIFEST)
         total = sum(shard["size"] for shard in manifest["shards"])
         for shard in manifest["shards"]:
             path = folder / shard["file"]
             if path.stat().st_size != shard["size"]:
                 return None
-            if total <= CHECKED_BYTES and sha256_file(path) != shard["sha256"]:
+            if total <= CHECKED_BYTES and files.sha256_file(path) != shard["sha256"]:
                 return None
         return manifest
     return None
@@ -147,14 +139,14 @@ def _remove_earlier(manifest: dict[str, Any], folder: Path) -> None:
     """Remove earlier versions of the same origin, so that edits to a text don't fill the disk."""
     for other in folder.parent.glob(f"tokens-*/{_MANIFEST}"):
         with suppress(OSError, ValueError, KeyError):
-            content = read_sealed_json(other)
+            content = files.read_sealed_json(other)
             is_same = all(content[key] == manifest[key] for key in ("origin", "tokenizer"))
             if is_same and other.parent != folder:
                 shutil.rmtree(other.parent, ignore_errors=True)
 
 
 def _tokenize(
-    corpus: Corpus, tokenizer: Tokenizer, folder: Path, disk_quota: DiskQuota, tell: Tell
+    corpus: Corpus, tokenizer: Tokenizer, folder: Path, disk_quota: files.DiskQuota, tell: Tell
 ) -> None:
     room = disk_quota.room()
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
@@ -186,13 +178,13 @@ def _tokenize(
             "split": split,
             "file": path.name,
             "size": path.stat().st_size,
-            "sha256": sha256_file(path),
+            "sha256": files.sha256_file(path),
         }
         for split in _SPLITS
         for path in sorted(folder.glob(f"{split}-*"))
     ]
     content = {"origin": corpus.origin, "tokenizer": tokenizer.name, "vocab": tokenizer.vocab}
-    write_sealed_json(folder / _MANIFEST, {**content, "dtype": dtype.str, "shards": shards})
+    files.write_sealed_json(folder / _MANIFEST, {**content, "dtype": dtype.str, "shards": shards})
 
 
 def _append(folder: Path, split: str, size: int, data: bytes) -> int:

@@ -26,14 +26,8 @@ from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
 from lowcomm_protocol.errors import CodecError, ImplausibleError, Offence
-from lowcomm_protocol.exchange import kinds
+from lowcomm_protocol.exchange import kinds, outer
 from lowcomm_protocol.exchange.judging import HEAVY, HEAVY_IN_PAIRS
-from lowcomm_protocol.exchange.outer import (
-    apart,
-    mean_contribution,
-    token_weights,
-    worst_block_spread,
-)
 from lowcomm_protocol.exchange.robust import robust_mean
 from lowcomm_protocol.spec.names import MAX_GROUP, Mean
 from lowcomm_protocol.spec.sections import SyncSettings
@@ -283,16 +277,16 @@ class PairCapture(CapturedFragment[Coder]):
         self.judge.norms[peer] = norm
 
     def pool(self, over: Mapping[str, int]) -> None:
-        self._weights = dict(zip(over, token_weights(list(over.values())), strict=True))
+        self._weights = dict(zip(over, outer.token_weights(list(over.values())), strict=True))
         self.worst_block = 0.0
         self.ranges = ((0, self.numel),)
 
     def mean_of(self, start: int, stop: int) -> Tensor:
         vectors = (self.sent if peer == self.me else self.received[peer] for peer in self._weights)
         shares = [vector[start:stop] for vector in vectors]
-        self.worst_block = max(self.worst_block, worst_block_spread(shares))
+        self.worst_block = max(self.worst_block, outer.worst_block_spread(shares))
         weights, room = list(self._weights.values()), self.scratch.take(stop - start)
-        return mean_contribution(shares, weights, room)
+        return outer.mean_contribution(shares, weights, room)
 
     def ours(self, here: slice) -> tuple[Tensor, ...]:
         theta = self.theta[here]
@@ -368,7 +362,7 @@ class GroupCapture(CapturedFragment[ShardCoder]):
         limit = self.judge.bound_of_part(vector, start).limit
         factor = limit / self.judge.norm_of(vector, start)
         phi, room = self.phi[start : start + vector.numel()], self.scratch.take(vector.numel())
-        vector.add_(apart(vector, phi, self.judge.pull, room).mul_(factor - 1.0))
+        vector.add_(outer.apart(vector, phi, self.judge.pull, room).mul_(factor - 1.0))
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
         start, stop = self.bounds[self.mine]
@@ -382,16 +376,16 @@ class GroupCapture(CapturedFragment[ShardCoder]):
         tokens = {peer: count for peer, count in tokens.items() if peer not in self.left_out}
         ours, phi, pull = self.sent[start:stop], self.phi[start:stop], self.judge.pull
         shares = [ours if peer == self.me else self.received[peer] for peer in tokens]
-        weights, mean = token_weights(list(tokens.values())), self.mean[start:stop]
+        weights, mean = outer.token_weights(list(tokens.values())), self.mean[start:stop]
         progress = shares
         if pull:
             rooms = self.scratch.take(len(shares) * len(phi)).split(len(phi))
             each = zip(shares, rooms, strict=True)
-            progress = [apart(share, phi, pull, room) for share, room in each]
+            progress = [outer.apart(share, phi, pull, room) for share, room in each]
         mean.copy_(robust_mean(self.averaging, progress, weights))
-        self.worst_block = worst_block_spread(shares)
+        self.worst_block = outer.worst_block_spread(shares)
         if pull:
-            apart(mean, phi, -pull, mean)
+            outer.apart(mean, phi, -pull, mean)
         kept = self.scratch.take(mean.numel()).numpy()
         size = self.coder.reduce(mean.numpy(), start, out, kept)
         self._keep(self.me, out[:size])

@@ -15,27 +15,20 @@ from lowcomm_node.errors import NotFinite
 from lowcomm_node.storage.snapshots import write_snapshot
 from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol import state
 from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.exchange.judging import UsualNorm
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan import Fragment, FragmentProgress, SyncSchedule
 from lowcomm_protocol.rows import between
-from lowcomm_protocol.state import (
-    Piece,
-    StateForm,
-    Values,
-    read_manifest,
-    read_piece,
-    write_manifest,
-)
 
-Read = Callable[[Piece], bytes]
+Read = Callable[[state.Piece], bytes]
 RANGE = "range"
 """The one thing that coders pass on: what modulo codecs have learned."""
 
 
-def form_of(replica: Replica) -> StateForm:
+def form_of(replica: Replica) -> state.StateForm:
     """What a snapshot of this replica looks like."""
     second = replica.optimizer.has_second
     runs = [
@@ -43,7 +36,7 @@ def form_of(replica: Replica) -> StateForm:
         for one in replica.plan.fragments
     ]
     ranges = RANGE in replica.coders[0].shared_state()
-    return StateForm.of(
+    return state.StateForm.of(
         replica.run_id, replica.plan.digest, replica.course.longest, tuple(runs), ranges
     )
 
@@ -67,11 +60,11 @@ class StateSnapshot:
         self.swarm_step, self._moments = replica.clock.step, replica.optimizer.steps
         self._versions = tuple(replica.schedule[p].version for p in range(len(self._fragments)))
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: state.Piece) -> bytes:
         """One piece as it travels. Raises NotFinite."""
         p, these = piece.fragment, (piece.start, piece.stop)
         ranges = self._ranges[p]
-        values = Values(
+        values = state.Values(
             theta=_flat(self._fragments[p], self._weights, these),
             phi=self._phi[p][slice(*these)].numpy(),
             delta=self._delta[p][slice(*these)].numpy() if self._delta else _zeros(these),
@@ -102,10 +95,12 @@ class StateSnapshot:
 
         Raises DiskFull, NotFinite.
         """
-        pieces, size = map(self.piece, self.form.pieces), self.form.size
-        return write_snapshot(
-            folder, size, pieces, lambda digests: write_manifest(self.manifest(digests)), taken
-        )
+
+        def seal(digests: list[bytes]) -> bytes:
+            return state.write_manifest(self.manifest(digests))
+
+        pieces = map(self.piece, self.form.pieces)
+        return write_snapshot(folder, self.form.size, pieces, seal, taken)
 
 
 def adopt(replica: Replica, manifest: pb.Manifest, read: Read, back: bool = False) -> None:
@@ -117,7 +112,7 @@ def adopt(replica: Replica, manifest: pb.Manifest, read: Read, back: bool = Fals
     """
     form = form_of(replica)
     for piece in form.pieces:
-        read_piece(piece, read(piece))
+        state.read_piece(piece, read(piece))
     # Nothing that trains takes more outer steps, or counts more in its moments, than swarm steps.
     most = manifest.swarm_step
     _load(replica, form, read, min(manifest.moments, most))
@@ -140,17 +135,17 @@ def adopt(replica: Replica, manifest: pb.Manifest, read: Read, back: bool = Fals
 def adopt_folder(replica: Replica, folder: Path, back: bool = False) -> None:
     """``adopt`` a download: a folder with ``manifest``, and ``state`` with all pieces in order."""
     form = form_of(replica)
-    manifest = read_manifest((folder / "manifest").read_bytes(), form)
+    manifest = state.read_manifest((folder / "manifest").read_bytes(), form)
     with (folder / "state").open("rb") as file:
 
-        def read(piece: Piece) -> bytes:
+        def read(piece: state.Piece) -> bytes:
             file.seek(form.offsets[piece.index])
             return file.read(piece.size)
 
         adopt(replica, manifest, read, back)
 
 
-def _load(replica: Replica, form: StateForm, read: Read, moments: int) -> None:
+def _load(replica: Replica, form: state.StateForm, read: Read, moments: int) -> None:
     """Piece by piece: what is not copied to its place at once would be in memory twice."""
     replica.readings.wait()
     fragments = replica.plan.fragments
@@ -166,7 +161,7 @@ def _load(replica: Replica, form: StateForm, read: Read, moments: int) -> None:
     for piece in form.pieces:
         p, these = piece.fragment, slice(piece.start, piece.stop)
         # In a bytearray, as torch warns of what it may not write.
-        values, fragment = read_piece(piece, bytearray(read(piece))), fragments[p]
+        values, fragment = state.read_piece(piece, bytearray(read(piece))), fragments[p]
         _place(fragment, replica.weights, piece.start, values.theta)
         _place(fragment, first, piece.start, values.first)
         _place(_with_second(replica, fragment), second, piece.seconds[0], values.second)
