@@ -7,15 +7,17 @@ A kind of exchange has one entry in `CONTENTS`.
 from abc import abstractmethod
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lowcomm_node.simulation.driver import SimulatedExchange
-from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, Offence
 from lowcomm_protocol.exchange import events, kinds
 from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange.underway import Underway
+
+if TYPE_CHECKING:  # which imports this module
+    from lowcomm_node.simulation.peer import SimulatedPeer
 
 ENDLESS = 8
 """How often a liar sends contents that have no end."""
@@ -24,9 +26,9 @@ ENDLESS = 8
 class Contents(SimulatedExchange):
     """Captures and merges at step boundaries, and what is decoded in between."""
 
-    peer: SimulatedPeer
+    peer: "SimulatedPeer"
 
-    def __init__(self, peer: SimulatedPeer, one: Underway) -> None:
+    def __init__(self, peer: "SimulatedPeer", one: Underway) -> None:
         super().__init__(peer, one)
         self.replica = peer.replica
         self.fragment = one.fragment
@@ -162,7 +164,7 @@ class GroupContents(Contents):
     WHOLE = frozenset({"shard", "mean"})
     mean = b""
 
-    def __init__(self, peer: SimulatedPeer, one: Underway) -> None:
+    def __init__(self, peer: "SimulatedPeer", one: Underway) -> None:
         super().__init__(peer, one)
         self.shares: dict[str, bytes] = {}
 

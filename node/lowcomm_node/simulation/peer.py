@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lowcomm_node.simulation.contents import CONTENTS
 from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
 from lowcomm_node.simulation.network import SimulatedStream
 from lowcomm_node.trainer.replica import Replica
@@ -40,7 +41,6 @@ class SimulatedPeer(PeerDriver):
         name: str,
         replica: Replica,
         speed: float,
-        contents: Callable[["SimulatedPeer", Underway], SimulatedExchange],
     ) -> None:
         deadlines = Deadlines(longest=LONGEST, alone_first=False)
         machine = Peer(name, replica.spec, replica.run_id, _View(self), deadlines)
@@ -68,11 +68,10 @@ class SimulatedPeer(PeerDriver):
         """Loss of every inner step, nats a token."""
         self.at_boundary: list[Callable[[], None]] = []
         self.ripening: list[tuple[int, Callable[[], None]]] = []
-        self._contents = contents
         self._is_copying = False
 
     def new_exchange(self, one: Underway) -> SimulatedExchange:
-        return self._contents(self, one)
+        return CONTENTS[one.kind.name](self, one)
 
     def heard(self, peer: str) -> None:
         self.liveness.met(peer, self.network.now)

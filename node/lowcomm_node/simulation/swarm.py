@@ -12,7 +12,6 @@ import torch
 from lowcomm_node.data import Dataset
 from lowcomm_node.models.base import Model
 from lowcomm_node.models.evaluation import held_out_loss
-from lowcomm_node.simulation.contents import CONTENTS
 from lowcomm_node.simulation.network import Conditions, Network, SimulatedStream
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.sync import frames
@@ -130,13 +129,7 @@ class Swarm:
             name = f"peer-{number}"
             made = liar(kind, member.attack) if member.attack else kind
             replica = made(spec, name, dataset, cpu, compiled)
-            peer = SimulatedPeer(
-                self,
-                name,
-                replica,
-                member.speed,
-                lambda peer, one: CONTENTS[one.kind.name](peer, one),
-            )
+            peer = SimulatedPeer(self, name, replica, member.speed)
             peer.delay, peer.pauses, peer.attack = member.delay, member.pauses, member.attack
             peer.replica.course = course or peer.replica.course
             self.peers.append(peer)

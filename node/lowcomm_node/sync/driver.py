@@ -9,7 +9,7 @@ only groups do."""
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from time import monotonic
@@ -207,7 +207,15 @@ class ExchangeDriver(ABC):
 
     def link(self, peer: str, stream: Stream) -> None:
         """Take in the stream to a peer that takes part."""
-        link = self.LINK(peer, stream, self.exchanger.bandwidth, *self.pace_of(peer))
+        one = self.one
+
+        def time_left() -> float:
+            return one.deadline - (monotonic() - one.began)
+
+        def slow(left: float) -> None:
+            self.tell(events.Coming(peer=peer, seconds=monotonic() - one.began + left))
+
+        link = self.LINK(peer, stream, self.exchanger.bandwidth, time_left, one.usual, slow)
         self.links[peer], link.stages = link, self.stages
 
     def cancel_call(self, peer: str) -> None:
@@ -244,21 +252,6 @@ class ExchangeDriver(ABC):
         if self.one.deadline >= longest:
             remedy = f"; --exchange-deadline allows {longest:g} s: raise it"
         self._why_late = self._why_late or f"({self.one.deadline:.3g} s{missing}{remedy})"
-
-    def time_left(self) -> float:
-        """Seconds until the deadline."""
-        return self.one.deadline - (monotonic() - self.one.began)
-
-    def pace_of(self, peer: str) -> tuple[Callable[[], float], float, Callable[[float], None]]:
-        """What a link to a peer knows of the time: what is left, what is usual, and whom to tell
-        that more is needed."""
-        one = self.one
-
-        def slow(left: float) -> None:
-            seconds = monotonic() - one.began + left
-            self.tell(events.Coming(peer=peer, seconds=seconds))
-
-        return self.time_left, one.usual, slow
 
     @contextmanager
     def working(self) -> Iterator[None]:

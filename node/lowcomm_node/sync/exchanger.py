@@ -86,16 +86,6 @@ class RosterView:
         return self.bandwidth.seconds(size, streams)
 
 
-class _Call:
-    """A call of a peer, and what the machine answers."""
-
-    def __init__(self, stream: CalleeStream) -> None:
-        self.stream = stream
-        self.answer: asyncio.Future[ExchangeDriver | Refusal] = (
-            asyncio.get_running_loop().create_future()
-        )
-
-
 class Exchanger:
     """Begins, accepts and carries out exchanges."""
 
@@ -125,8 +115,8 @@ class Exchanger:
         self._ready: Ready | None = None
         self._trainer: Trainer | None = None
         self._tell = tell
-        self._calls: dict[int, _Call] = {}
-        """Calls of peers that the machine considers."""
+        self._calls: dict[int, tuple[CalleeStream, asyncio.Future[ExchangeDriver | Refusal]]] = {}
+        """Calls of peers that the machine considers, and what it answers."""
         self._called = 0
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -178,11 +168,12 @@ class Exchanger:
             case events.Began(exchange=number):
                 self._begin(number)
             case events.Accept(exchange=number, call=call, peer=peer):
-                self._drivers[number].link(peer, self._calls[call].stream)
-                self._calls[call].answer.set_result(self._drivers[number])
+                stream, answer = self._calls[call]
+                self._drivers[number].link(peer, stream)
+                answer.set_result(self._drivers[number])
             case events.Refuse(call=call, peer=peer, reason=reason):
                 self.history.we_refused(peer, reason)
-                self._calls[call].answer.set_result(reason)
+                self._calls[call][1].set_result(reason)
             case events.CancelCall(exchange=number, peer=peer):
                 self._drivers[number].cancel_call(peer)
             case events.CutOff(exchange=number, peer=peer, reason=reason, tells=tells):
@@ -334,12 +325,12 @@ class Exchanger:
         self.heard(peer)
         self._called += 1
         call = self._called
-        self._calls[call] = one = _Call(stream)
+        self._calls[call] = stream, asyncio.get_running_loop().create_future()
         try:
             self.stimulate(events.Called(call=call, peer=peer, offer=theirs, place=stream.place))
             # Mostly there already. It waits while our own call is open, which has a deadline; a
             # caller that does not wait cancels this handler.
-            answer = await one.answer
+            answer = await self._calls[call][1]
         except asyncio.CancelledError:
             self._on_dropped(call, peer)
             raise
@@ -351,7 +342,7 @@ class Exchanger:
         await answer_in_time(stream, frames.refuse(answer), self.peer.budget.deadlines.hello)
 
     def _on_dropped(self, call: int, peer: str) -> None:
-        answer = self._calls[call].answer
+        _, answer = self._calls[call]
         accepted = answer.result() if answer.done() and not answer.cancelled() else None
         if isinstance(accepted, ExchangeDriver):  # at the same moment
             accepted.lose(peer, "ended the stream")
@@ -366,9 +357,7 @@ class Exchanger:
             why = "called without saying hello in time"
             self.stimulate(events.Misbehaved(peer=peer, deed=Offence.STUMBLE, reason=why))
             raise LinkLost(why) from None
-        if (
-            frame is None
-        ):  # it has dropped its call: calls cross, and exchanges end before they begin
+        if frame is None:  # calls cross, and exchanges end before they begin
             raise LinkLost("called, and ended the stream before it said hello")
         return frame
 

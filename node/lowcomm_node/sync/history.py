@@ -1,6 +1,6 @@
 """What became of exchanges, with all peers and with each, and how often a fragment is exchanged."""
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,6 +8,8 @@ from itertools import islice
 from statistics import median
 from time import monotonic, time
 from typing import TYPE_CHECKING
+
+from cachetools import LRUCache
 
 from lowcomm_node.system.logs import Event
 from lowcomm_protocol.exchange.budget import Needs
@@ -175,7 +177,7 @@ class History:
     values that was worst."""
     applied_at: float | None = None
     """When the last one was applied (monotonic seconds)."""
-    _peers: OrderedDict[str, PeerHistory] = field(default_factory=OrderedDict)
+    _peers: LRUCache[str, PeerHistory] = field(default_factory=lambda: LRUCache(MAX_PEERS))
 
     def record(
         self, driver: "ExchangeDriver", outcome: Outcome, reason: str, swarm_step: int
@@ -219,12 +221,7 @@ class History:
 
     def of(self, peer: str) -> PeerHistory:
         """The history of one peer; the one not met for longest is forgotten first."""
-        if peer not in self._peers:
-            self._peers[peer] = PeerHistory()
-            if len(self._peers) > MAX_PEERS:
-                self._peers.popitem(last=False)
-        self._peers.move_to_end(peer)
-        return self._peers[peer]
+        return self._peers.setdefault(peer, PeerHistory())
 
     def they_refused(self, peer: str, refusal: Refusal) -> None:
         """Count an offer of ours that a peer refused."""

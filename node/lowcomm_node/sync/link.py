@@ -55,24 +55,21 @@ class Incoming:
                 f"announced {content.size} bytes where {least} to {len(into)} are due"
             )
         self.part, self.size, self.digest = content.part, content.size, content.digest
-        self._into, self._offset, self._hash = into, 0, blake3()
+        self.come = 0
+        """Bytes that have come."""
+        self._into, self._hash = into, blake3()
         self._chunks_left = FREE_CHUNKS + content.size // LEAST_CHUNK
 
     @property
     def whole(self) -> bool:
         """Whether all has come."""
-        return self._offset == self.size
-
-    @property
-    def come(self) -> int:
-        """Bytes that have come."""
-        return self._offset
+        return self.come == self.size
 
     def take(self, chunk: pb.Chunk | ChunkFrame) -> int:
         """Take in one chunk; its bytes. Raises ProtocolViolation if it is out of place."""
         data = chunk.data  # once: protobuf copies it each time
-        end = self._offset + len(data)
-        if chunk.offset != self._offset or not data or end > self.size:
+        end = self.come + len(data)
+        if chunk.offset != self.come or not data or end > self.size:
             raise ProtocolViolation(
                 f"sent a chunk of {len(data)} bytes at {chunk.offset}, out of place"
             )
@@ -81,9 +78,9 @@ class Incoming:
             raise ProtocolViolation(
                 f"sent a contribution of {self.size} bytes in pieces of less than {LEAST_CHUNK}"
             )
-        self._into[self._offset : end] = data
+        self._into[self.come : end] = data
         self._hash.update(data)
-        self._offset = end
+        self.come = end
         return len(data)
 
     def check(self) -> None:

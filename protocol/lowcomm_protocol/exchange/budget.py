@@ -9,11 +9,13 @@ comes in.
 Both ends send their sum in their offers, and both add the larger to their deadlines.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, inf
 from statistics import median
+
+from cachetools import FIFOCache
 
 from lowcomm_protocol.exchange.events import Measured, PeerView
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE, ExchangeKind
@@ -117,7 +119,7 @@ class Budget:
         """Seconds after which the last exchanges that were applied had all they needed."""
         self._kind, self._position, self._around = kind, position, around
         self._running = running
-        self._took: OrderedDict[str, float] = OrderedDict()
+        self._took: FIFOCache[str, float] = FIFOCache(MAX_PEERS)
         """Seconds after which the last applied contribution of each peer had come."""
         self._too_long: Needs | None = None
         """Of the last exchange that was not begun because it would take too long."""
@@ -141,9 +143,6 @@ class Budget:
     def took(self, peer: str, seconds: float) -> None:
         """Learn after which time the contribution of a peer had come; it was applied."""
         self._took[peer] = seconds
-        self._took.move_to_end(peer)
-        if len(self._took) > MAX_PEERS:
-            self._took.popitem(last=False)
 
     @property
     def step_seconds(self) -> float:

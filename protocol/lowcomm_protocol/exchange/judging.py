@@ -2,8 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -164,7 +164,7 @@ class UsualNorm:
     @property
     def learned(self) -> float:
         """The usual norm of applied contributions; 0 if there are none."""
-        return lower_median(self._recent) if self._recent else 0.0
+        return median_low(self._recent) if self._recent else 0.0
 
     @property
     def value(self) -> float:
@@ -176,7 +176,7 @@ class UsualNorm:
         # for ever. One liar does not move the lower median of several.
         if len(norms) == 1:
             return max(learned, min(norms[0], MAX_LONE * learned))
-        return max(learned, lower_median(norms)) if norms else learned
+        return max(learned, median_low(norms)) if norms else learned
 
     def is_lone(self, peer: str) -> bool:
         """Whether no other peer has brought anything lately."""
@@ -195,12 +195,6 @@ class UsualNorm:
         # At most what our own norm makes plausible: a partner that always brings the most that it
         # may would raise the bound each time.
         self._recent += (own, min(norm, plausible_norm(own, 0.0)))
-
-
-def lower_median(norms: Iterable[float]) -> float:
-    """The middle value, of an even number the lower one of two."""
-    ordered = sorted(norms)
-    return ordered[(len(ordered) - 1) // 2]
 
 
 def _forget_oldest(values: dict[str, Any]) -> None:

@@ -31,11 +31,6 @@ HURRY = 2
 _LEAVES_US_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
 
 
-def is_first(peer: str, candidates: Sequence[str]) -> bool:
-    """Whether a peer is the first of candidates; the others need not be put in order for that."""
-    return len(candidates) > 0 and candidates[0] == peer
-
-
 class Peer:
     """Every exchange of one peer."""
 
@@ -257,7 +252,7 @@ class Peer:
         # caller could choose one that suits it.
         now = self.position.schedule.round_of(fragment, self.position.swarm_step)
         rounds = (now, now + 1)
-        return any(is_first(call.peer, self._candidates(fragment, one)) for one in rounds)
+        return any(call.peer == next(iter(self._candidates(fragment, one)), None) for one in rounds)
 
     def _allow(self, one: Underway, longer: float = 1.0) -> None:
         """Wait as long as the members need, as far as we know that, and within what our owner
@@ -339,7 +334,7 @@ class Peer:
             not one.kind.all_call
             and one.machine.stage is Stage.GATHERING
             and one.waiting is None
-            and is_first(peer, one.machine.candidates)
+            and peer == next(iter(one.machine.candidates), None)
         )
 
     def _consider(self, call: events.Called) -> Refusal | None:
@@ -352,9 +347,8 @@ class Peer:
         if not self.trusts(peer) and peer not in self.muted:
             return Refusal.NOT_TRUSTED
         schedule = self.position.schedule
-        fragment = (
-            theirs.fragment if theirs.fragment < len(schedule) else 0
-        )  # one that is unknown is refused
+        # One that is unknown is refused.
+        fragment = theirs.fragment if theirs.fragment < len(schedule) else 0
         ready = Readiness(
             training=self.open,
             busy=one is not None
@@ -517,12 +511,8 @@ class Peer:
             if lost.broke and one.members and peer in one.partners:
                 one.stalled = True
                 self._hold_stall(one, peer, reason, one.began)
-            number, tells = one.number, lost.stands
-            self._effects.append(
-                events.CutOff(
-                    exchange=number, peer=peer, reason=reason, tells=tells, cause=lost.cause
-                )
-            )
+            effect = events.CutOff(peer=peer, reason=reason, tells=lost.stands, cause=lost.cause)
+            self._effects.append(replace(effect, exchange=one.number))
         self._tell(one, lost)
 
     # the end of an exchange

@@ -16,11 +16,11 @@ Sources: Sun et al., 1911.07963 (norm bounds); Yin et al., 1803.01498 (median an
 """
 
 from collections.abc import Sequence
+from statistics import median_low
 
 import torch
 
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.exchange.judging import lower_median
 from lowcomm_protocol.exchange.outer import mean_contribution
 from lowcomm_protocol.spec.names import MEANS, Mean
 
@@ -54,7 +54,7 @@ def robust_mean(
 
 def _clipped_mean(contributions: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     norms = [float((one @ one).sqrt()) for one in contributions]
-    limit = CLIP * lower_median(norms)
+    limit = CLIP * median_low(norms)
     clipped = [
         one * (limit / norm) if norm > limit else one
         for one, norm in zip(contributions, norms, strict=True)

@@ -441,7 +441,7 @@ def vetoing(settings: RunSpec, dataset: Dataset, veto: str) -> Swarm:
         hostile.tampered = lambda offer: replace(offer, slow_digest=token_bytes(32))
     elif veto:
         kind = type("Vetoes", (Vetoing,), {"veto": veto})
-        hostile._contents = kind
+        hostile.new_exchange = lambda one: kind(hostile, one)
     swarm.network.run()
     return swarm
 
