@@ -24,7 +24,7 @@ class AdamW:
 
     MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
-    def __init__(self, weights: Sequence[Tensor], train: TrainSettings, device: torch.device):
+    def __init__(self, weights: Sequence[Tensor], train: TrainSettings):
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         # Weight decay only on matrices, as is usual for transformers.
         self._groups = (
@@ -34,13 +34,11 @@ class AdamW:
         self._share = train.adamw_share if train.optimizer == "muon" else 1.0
         """Factor of the learning rate."""
         self._betas = train.beta1, train.beta2
-        self._fused = device.type in ("cuda", "cpu")
-        """Whether the device has one kernel for all weights."""
 
     @torch.no_grad()
     def step(self, rate: float, unless: Tensor | None = None) -> None:
         """Take one step on the gradients that are there; none if ``unless``, a value of the device,
-        is true, which only a fused kernel reads."""
+        is true, which only its fused kernel reads."""
         bad = None if unless is None else unless.float()
         for group, weight_decay in self._groups:
             weights = [weight for weight in group if weight.grad is not None]
@@ -52,7 +50,7 @@ class AdamW:
                 [moments["exp_avg_sq"] for moments in kept],
                 [],
                 [moments["step"] for moments in kept],
-                fused=self._fused or None,
+                fused=True,
                 found_inf=bad,
                 amsgrad=False,
                 beta1=self._betas[0],
@@ -64,12 +62,10 @@ class AdamW:
             )
 
     def _new(self, weight: Tensor) -> dict[str, Tensor]:
-        # A fused kernel counts where it computes.
-        device = weight.device if self._fused else torch.device("cpu")
         self.state[weight] = {
             "exp_avg": torch.zeros_like(weight),
             "exp_avg_sq": torch.zeros_like(weight),
-            "step": torch.zeros((), dtype=torch.float32, device=device),
+            "step": torch.zeros((), dtype=torch.float32, device=weight.device),
         }
         return self.state[weight]
 
@@ -170,7 +166,7 @@ class InnerOptimizer:
             and model.place_of(name).role == "block"
         }
         others = [weight for name, weight in self._weights.items() if name not in by_muon]
-        self._adamw = AdamW(others, train, device)
+        self._adamw = AdamW(others, train)
         self._parts: list[AdamW | BatchedMuon] = [self._adamw]
         if by_muon:
             moved, gpu = list(by_muon.values()), device.type == "cuda"
@@ -249,9 +245,7 @@ class InnerOptimizer:
                     f"The state holds impossible moments of {name}: it is refused; ask another "
                     "peer."
                 )
-            on_device = [key for key in moments if key != "step" or weight.device.type == "cuda"]
-            moments |= {key: moments[key].to(weight.device) for key in on_device}
-            part.state[weight] = moments
+            part.state[weight] = {key: one.to(weight.device) for key, one in moments.items()}
 
 
 def learning_rate(train: TrainSettings, swarm_step: int, steps: int) -> float:

@@ -112,10 +112,8 @@ class Coder:
         """Most bytes that ``encode`` and ``resend`` write."""
         return self._codec.coded_size(self.numel)
 
-    @property
-    def min_size(self) -> int:
-        """Fewest bytes that ``encode`` writes."""
-        return self._codec.coded_size(self.numel)
+    min_size = max_size
+    """Fewest bytes that ``encode`` writes."""
 
     @property
     def lattice_steps(self) -> Vector:

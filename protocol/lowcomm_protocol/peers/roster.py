@@ -19,15 +19,9 @@ from math import inf
 from cachetools import FIFOCache
 
 from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, What
+from lowcomm_protocol.peers import records
 from lowcomm_protocol.peers.admission import Admission, Rules
-from lowcomm_protocol.peers.records import (
-    MAX_LIFE,
-    MAX_RECORD_BYTES,
-    PeerInfo,
-    Phase,
-    is_from_future,
-    read_record,
-)
+from lowcomm_protocol.peers.records import PeerInfo, Phase
 
 MAX_PEERS = 4096
 SWEEP_EVERY = 5.0
@@ -62,7 +56,7 @@ class Roster:
         With a ``sender`` only its own record is believed. Refusals are counted, the same bytes
         once.
         """
-        digest = sha256(data).digest() if len(data) <= MAX_RECORD_BYTES else b""
+        digest = sha256(data).digest() if len(data) <= records.MAX_RECORD_BYTES else b""
         since, until = self._heard.get(digest, (inf, -inf))
         if since <= now <= until:
             return None  # the DHT repeats the same records
@@ -79,7 +73,7 @@ class Roster:
                 self._heard[digest] = since, until
             return None
         known = self._records.get(info.peer_id)
-        if known is not None and is_from_future(known.issued, now):
+        if known is not None and records.is_from_future(known.issued, now):
             known = None  # both clocks were ahead when it came
         if info.peer_id == self.own_peer_id or (known is not None and info.issued <= known.issued):
             self._heard[digest] = -inf, inf
@@ -116,7 +110,7 @@ class Roster:
         return tuple(info for info in training if self.liveness.is_alive(info.peer_id, now))
 
     def _read(self, data: bytes, now: float, sender: str | None) -> PeerInfo:
-        info = read_record(data, now)
+        info = records.read_record(data, now)
         if info.run_id != self.run_id or sender not in (None, info.peer_id):
             raise RecordError(
                 f"A record of {info.peer_id} that {sender or 'somebody'} told as its own, or of "
@@ -157,7 +151,7 @@ class Roster:
         # peer that has left. In a full roster, keep it only until it expires.
         full = len(self._records) >= MAX_PEERS
         for peer_id, info in list(self._records.items()):
-            if (info.expires if full else info.issued + MAX_LIFE) <= now:
+            if (info.expires if full else info.issued + records.MAX_LIFE) <= now:
                 del self._records[peer_id]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.peers import records
 from lowcomm_protocol.peers import roster as roster_module
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.invites import issue_invite
@@ -95,7 +96,7 @@ def test_of_a_peer_whose_clock_was_set_back_nothing_older_is_believed_for_long(
 def test_the_same_bytes_are_looked_at_once(roster, monkeypatch):
     assert roster.hear(record(), NOW) is not None
     assert roster.hear(record(issued=NOW - 1), NOW) is None
-    monkeypatch.setattr(roster_module, "read_record", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr(records, "read_record", lambda *_: pytest.fail("it was read again"))
     assert roster.hear(record(), NOW) is None
     assert roster.hear(record(issued=NOW - 1), NOW) is None
     assert steps(roster) == {ALICE.peer_id: 0}
