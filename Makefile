@@ -72,17 +72,18 @@ proto: $(READY)  ## regenerate the committed stubs
 	$(BIN)/python -m grpc_tools.protoc -Iprotocol --python_out=protocol --pyi_out=protocol --grpc_python_out=protocol \
 		protocol/lowcomm_protocol/messages/exchange.proto
 
-table: $(READY)  ## the table of methods in README.md: real processes, three seeds
+table: $(READY)  ## the table of methods in docs/methods.md: real processes, three seeds
 	$(BIN)/python benchmarks/methods.py
 
 tables: $(READY)  ## write the tables in docs/ that come from the code
 	$(BIN)/python docs/tables.py
 
-picture: $(READY)  ## draw docs/panel.svg: the panel of a node in a demo
+picture: $(READY)  ## draw docs/panel.svg, the panel of a node in a demo, and docs/curve.svg
+	$(BIN)/python docs/curve.py
 	$(BIN)/python docs/picture.py
 
-screenshots: $(READY)  ## write docs/page-*.png: the page of a node in each of its states
-	SCREENSHOTS=docs $(BIN)/python -m pytest tests/swarm/test_page_first_screen.py
+screenshots: $(READY)  ## write docs/page-*.png and docs/swarm.png: the pages of a node and of a swarm
+	SCREENSHOTS=docs $(BIN)/python -m pytest tests/swarm/test_page_first_screen.py tests/swarm/test_page_of_a_swarm.py
 
 MINUTES ?= 60
 soak: $(READY)  ## a swarm of which a node is killed, stopped or started every few seconds

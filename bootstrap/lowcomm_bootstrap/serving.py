@@ -14,11 +14,13 @@ from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer, Tell
 from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.net.addresses import host_of
 from lowcomm_node.storage.files import home_lock, load_or_create_identity
 from lowcomm_node.swarm.probes import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.command import ending_signals, say
 from lowcomm_node.system.systemd import ServiceManager
+from lowcomm_node.system.units import place
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, read_signed_run, sign_run
@@ -162,5 +164,7 @@ def _in_words(event: dict[str, Any]) -> str:
     peers = " ".join(f"--peers {address}" for address in (*addresses[:1], *event["others"]))
     command = f"lowcomm-node join {peers}" if addresses else "no address can be reached"
     listed = [f"  {address}" for address in addresses]
-    page = [f"the swarm's page: port {event['web']}"] if event["web"] else []
+    host = host_of(addresses[0]) if addresses else None
+    link = f"http://{place(host or '127.0.0.1', event['web'])}/"
+    page = [f"the swarm's page: {link}"] if event["web"] else []
     return "\n".join(["ready; peers can join at", *listed, "", command, *page])

@@ -49,7 +49,9 @@ MOST_SHOWN = 100
 """Peers on the leaderboard, and releases."""
 RATE_SECONDS = 300.0
 """Window, in seconds, for exchanges a minute."""
-MODEL = ("kind", "type", "layers", "width", "heads", "context")
+MODEL = (
+    "kind", "type", "layers", "width", "heads", "context", "feed_forward", "vocab", "tied",
+)  # fmt: skip
 """Settings of a model that people compare first."""
 
 
@@ -100,6 +102,11 @@ class ObservedSwarm:
         leaders = sorted(peers, key=lambda peer: (-peer.report.tokens, peer.peer_id))[:MOST_SHOWN]
         model = spec.model.model_dump()
         name = f"{spec.run.name}@{self.run.fingerprint}"
+        step = median_low([peer.swarm_step for peer in training] or [0])
+        rates = [peer.tokens_per_second for peer in training if peer.tokens_per_second > 0]
+        left = None
+        if rates:
+            left = max(0, spec.run.steps - step) * spec.tokens_per_step / median_low(rates)
         return {
             "run": name,
             "description": spec.run.description,
@@ -108,7 +115,8 @@ class ObservedSwarm:
             "method": spec.sync.method,
             "model": {key: model[key] for key in MODEL if model.get(key) is not None},
             "steps": spec.run.steps,
-            "swarm_step": median_low([peer.swarm_step for peer in training] or [0]),
+            "swarm_step": step,
+            "seconds_left": left,
             "peers": len(peers),
             "proved": len(self.proved),
             "training": len(training),
@@ -124,6 +132,7 @@ class ObservedSwarm:
                     "name": peer.report.name,
                     "tokens": peer.report.tokens,
                     "tokens_per_second": peer.tokens_per_second,
+                    "exchanges": peer.report.exchanges,
                     "phase": peer.phase.value,
                     "proved": peer.peer_id in self.proved,
                 }
@@ -216,6 +225,10 @@ FILES = {
     "/swarm.css": (PAGE / "swarm.css", "text/css"),
     "/swarm.js": (PAGE / "swarm.js", "text/javascript"),
     "/page.css": (NODE_PAGE / "page.css", "text/css"),
+    **{
+        f"/{name}.js": (NODE_PAGE / f"{name}.js", "text/javascript")
+        for name in ("around", "formatting", "timeline")
+    },
     "/uplot.css": (NODE_PAGE / "uplot" / "uplot.css", "text/css"),
     "/uplot.js": (NODE_PAGE / "uplot" / "uplot.js", "text/javascript"),
 }

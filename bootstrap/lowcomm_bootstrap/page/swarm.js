@@ -1,9 +1,12 @@
 // The page of a swarm: asks for swarms.json every few seconds and shows its figures. All words come
 // from strangers, so they become text, never markup.
 
+import { drawAround, pulse } from "./around.js";
+import { clean, quantity, share, span } from "./formatting.js";
+
 const EVERY = 15_000;
 const CHARTS = [
-  ["held_out_loss", "held-out loss, nats"],
+  ["held_out_loss", ""],
   ["peers", "peers"],
   ["tokens_per_second", "tokens a second"],
   ["exchanges_per_minute", "exchanges a minute"],
@@ -26,22 +29,38 @@ function say(run, name, text) {
   if (place.textContent !== text) place.textContent = text;
 }
 
+function people(count) {
+  return count === 1 ? "1 person trains" : `${count} people train`;
+}
+
+// Of a plain transformer; other libraries build theirs in ways of their own.
+function parameters(model) {
+  const { layers, width, heads, feed_forward: inner, vocab, tied } = model;
+  if (!layers || !width || !heads || !inner || !vocab) return "";
+  const norms = layers * (2 * width + (2 * width) / heads) + width;
+  const matrices = layers * (4 * width * width + 3 * width * inner);
+  return `${quantity(norms + matrices + (tied ? 1 : 2) * vocab * width)}-parameter `;
+}
+
+function lead(view) {
+  const model = `a ${parameters(view.model)}model`;
+  const doing = view.training ? `${people(view.training)} ${model} now` : `Nobody trains ${model} now`;
+  return `${doing}. Together they gave ${count.format(view.tokens)} tokens.`;
+}
+
 function figures(view) {
   const claimed = view.held_out_loss_of === 1;
   return [
-    ["peers", `${view.peers}, ${view.proved} proved`],
-    ["training", `${view.training}`],
-    ["swarm step", `${view.swarm_step} of ${view.steps}`],
-    ["tokens", count.format(view.tokens), view.peers === 1],
-    ["tokens a second", count.format(view.tokens_per_second), view.training === 1],
     ["held-out loss", plain(view.held_out_loss), claimed],
+    ["tokens a second", count.format(view.tokens_per_second), view.training === 1],
     ["exchanges a minute", plain(view.exchanges_per_minute, 1)],
+    ["peers", `${view.peers}, ${view.proved} proved`],
   ];
 }
 
 function about(view) {
   const model = Object.entries(view.model).map(([name, value]) => `${name} ${value}`);
-  return `${view.method}; ${view.admission} to join; ${model.join(", ")}`;
+  return `${view.run}: ${view.method}; ${view.admission} to join; ${model.join(", ")}`;
 }
 
 function list(run, view) {
@@ -63,6 +82,7 @@ function leaders(run, view) {
       element("td", peer.peer.slice(-6)),
       element("td", count.format(peer.tokens)),
       element("td", count.format(peer.tokens_per_second)),
+      element("td", String(peer.exchanges)),
       element("td", peer.phase),
       element("td", peer.proved ? "yes" : "no"),
     );
@@ -71,23 +91,40 @@ function leaders(run, view) {
   run.querySelector("tbody").replaceChildren(...rows);
 }
 
+// Peers that have exchanged since the last look light up.
+function around(entry, view) {
+  const peers = view.leaders.map((peer) => {
+    return { peer_id: peer.peer, name: peer.name, tokens: peer.tokens, route: "direct" };
+  });
+  drawAround(entry.run.querySelector(".around"), null, peers);
+  const busy = view.leaders.filter((peer) => peer.exchanges > (entry.counts.get(peer.peer) ?? 1e9));
+  pulse(
+    entry.run.querySelector(".around"),
+    busy.map((peer) => peer.peer),
+  );
+  entry.counts = new Map(view.leaders.map((peer) => [peer.peer, peer.exchanges]));
+}
+
 function chartBox(title) {
   const box = element("div");
   box.append(element("h3", title));
   return box;
 }
 
-function chart(box, times, values) {
-  const colour = getComputedStyle(document.body).getPropertyValue("--one");
+function chart(box, times, values, isLarge) {
+  const colour = getComputedStyle(document.body).getPropertyValue(isLarge ? "--two" : "--one");
   const ink = getComputedStyle(document.body).getPropertyValue("--quiet");
   const axis = { stroke: ink, grid: { stroke: ink, width: 0.2 }, ticks: { show: false } };
   const options = {
     width: Math.max(240, box.clientWidth),
-    height: 150,
-    legend: { show: false },
-    cursor: { show: false },
+    height: isLarge ? 280 : 150,
+    legend: { show: isLarge },
+    cursor: { show: isLarge },
     axes: [axis, { ...axis, size: 56 }],
-    series: [{}, { stroke: colour, width: 1.5, spanGaps: true }],
+    series: [
+      {},
+      { label: "held-out loss", stroke: colour, width: isLarge ? 3 : 1.5, spanGaps: true },
+    ],
   };
   return new uPlot(options, [times, values], box);
 }
@@ -99,9 +136,10 @@ function draw(entry, view, names) {
     CHARTS.forEach(([name], k) => entry.charts[k].setData([of("time"), of(name)]));
   } else if (view.history.length > 1) {
     // All boxes first: each chart takes the width that its box then has.
-    const boxes = CHARTS.map(([, title]) => chartBox(title));
+    const boxes = CHARTS.slice(1).map(([, title]) => chartBox(title));
     entry.run.querySelector(".charts").append(...boxes);
-    entry.charts = CHARTS.map(([name], k) => chart(boxes[k], of("time"), of(name)));
+    boxes.unshift(entry.run.querySelector(".loss"));
+    entry.charts = CHARTS.map(([name], k) => chart(boxes[k], of("time"), of(name), k === 0));
   }
 }
 
@@ -115,7 +153,7 @@ function enter(view) {
   run.querySelector(".badge").src = `badge/${fingerprint}.svg`;
   run.querySelector(".badge").alt = `badge of ${view.run}, for a README`;
   document.getElementById("runs").append(run);
-  const entry = { run, charts: null };
+  const entry = { run, charts: null, counts: new Map() };
   shown.set(view.run, entry);
   return entry;
 }
@@ -123,15 +161,21 @@ function enter(view) {
 function show(told) {
   for (const view of told.runs) {
     const entry = shown.get(view.run) ?? enter(view);
-    say(entry.run, "run", view.run);
+    say(entry.run, "name", clean(view.run.split("@")[0]));
+    say(entry.run, "lead", lead(view));
+    const done = Math.min(1, view.swarm_step / view.steps);
+    say(entry.run, "done", `step ${view.swarm_step} of ${view.steps} · ${share(done)}`);
+    const left = view.seconds_left;
+    say(entry.run, "left", left === null ? "" : `about ${span(left)} left`);
     say(entry.run, "description", view.description);
     say(entry.run, "about", about(view));
     say(entry.run, "join", view.join ?? "this server has no address that can be reached");
     const releases = Object.entries(view.releases).map(([name, peers]) => `${name}: ${peers}`);
     say(entry.run, "releases", `releases of lowcomm: ${releases.join(", ") || "none"}`);
-    entry.run.querySelector("progress").value = Math.min(1, view.swarm_step / view.steps);
+    entry.run.querySelector("progress").value = done;
     list(entry.run, view);
     leaders(entry.run, view);
+    around(entry, view);
     draw(entry, view, told.figures);
   }
   const kept = new Set(told.runs.map((view) => view.run));
@@ -156,7 +200,8 @@ async function look() {
     } else if (answer.status !== 304) {
       line.textContent = `the server answers ${answer.status}; tried again`;
     }
-  } catch {
+  } catch (error) {
+    console.error(error);
     line.textContent = "the server does not answer; tried again";
   }
   setTimeout(look, EVERY);

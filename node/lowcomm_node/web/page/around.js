@@ -23,12 +23,12 @@ function kind(peer) {
   return peer.route.split(" ")[0] === "relay" ? "relayed" : "reached";
 }
 
-// `own`: this node, as a peer.
+// `own`: this node, as a peer; null for a page that belongs to none.
 export function drawAround(box, own, peers) {
-  const all = [{ ...own, own: true }, ...peers].slice(0, SHOWN);
+  const all = [...(own ? [{ ...own, own: true }] : []), ...peers].slice(0, SHOWN);
   all.sort((a, b) => (a.peer_id < b.peer_id ? -1 : 1));
   const most = Math.max(1, ...all.map((one) => one.tokens ?? 0));
-  const words = `${peers.length + 1} peers; the table beside lists them`;
+  const words = `${all.length} peers; the table beside lists them`;
   const look = JSON.stringify(all.map((one) => [one.peer_id, nameOf(one), kind(one), one.tokens]));
   if (box.dataset.look === look) return;
   box.dataset.look = look;
@@ -42,6 +42,7 @@ export function drawAround(box, own, peers) {
     places.set(peer.peer_id, [cx, cy]);
     const r = 5 + 9 * Math.sqrt((peer.tokens ?? 0) / most);
     const dot = shape("circle", { class: `peer ${kind(peer)}`, cx, cy, r });
+    dot.dataset.peer = peer.peer_id;
     const told = `${nameOf(peer)}: ${quantity(peer.tokens)} tokens`;
     dot.append(shape("title", {}, told));
     picture.append(dot);
@@ -53,6 +54,14 @@ export function drawAround(box, own, peers) {
   });
   box.replaceChildren(picture);
   box.dataset.shown = all.length;
+}
+
+// Show that these have exchanged with somebody.
+export function pulse(box, peers) {
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  for (const dot of box.querySelectorAll("[data-peer]")) {
+    if (peers.includes(dot.dataset.peer)) dot.animate([{ opacity: 0.2 }, { opacity: 1 }], FLASH);
+  }
 }
 
 // Show that these have exchanged just now.
