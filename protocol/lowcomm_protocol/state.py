@@ -127,19 +127,11 @@ class StateForm:
         return _OTHER_BYTES + 40 * len(self.pieces) + 64 * len(self.fragments)
 
 
-@dataclass(frozen=True)
-class Version:
-    """Decides whether pieces fit together."""
-
-    swarm_step: int
-    slow_digests: tuple[bytes, ...]
-
-    def fits(self, base: "Version", fragment: int, sync: SyncSettings) -> bool:
-        """Whether a fragment's pieces of this version may stand beside those of ``base``."""
-        near = abs(self.swarm_step - base.swarm_step) <= tolerated_lag(sync)
-        return near and (
-            sync.consensus > 0 or self.slow_digests[fragment] == base.slow_digests[fragment]
-        )
+def fits(one: pb.Manifest, base: pb.Manifest, fragment: int, sync: SyncSettings) -> bool:
+    """Whether a fragment's pieces of one snapshot may stand beside those of another, ``base``."""
+    near = abs(one.swarm_step - base.swarm_step) <= tolerated_lag(sync)
+    is_alike = one.slow_digests[fragment] == base.slow_digests[fragment]
+    return near and (sync.consensus > 0 or is_alike)
 
 
 def tolerated_lag(sync: SyncSettings) -> int:
@@ -147,9 +139,9 @@ def tolerated_lag(sync: SyncSettings) -> int:
     return 2 * sync.interval if sync.consensus > 0 else sync.interval // sync.fragments
 
 
-def version_of(manifest: pb.Manifest) -> Version:
-    """Decides whether the pieces of a snapshot fit others."""
-    return Version(manifest.swarm_step, tuple(manifest.slow_digests))
+def same_version(one: pb.Manifest, other: pb.Manifest) -> bool:
+    """Whether two snapshots have the same swarm step and slow weights."""
+    return (one.swarm_step, one.slow_digests) == (other.swarm_step, other.slow_digests)
 
 
 def write_manifest(manifest: pb.Manifest) -> bytes:

@@ -19,7 +19,6 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -36,9 +35,9 @@ from lowcomm_protocol.spec.sections import SyncSettings
 from lowcomm_protocol.state import (
     Piece,
     StateForm,
-    Version,
+    fits,
     read_manifest,
-    version_of,
+    same_version,
     write_manifest,
 )
 
@@ -69,11 +68,6 @@ class StateOffer(Source):
     is_out: bool = False
     """It is not believed any more."""
 
-    @cached_property
-    def version(self) -> Version:
-        """Decides whether its pieces fit those of others."""
-        return version_of(self.manifest)
-
 
 class StateDownload(Download[StateOffer]):
     """Call ``load`` first and ``close`` last."""
@@ -91,7 +85,6 @@ class StateDownload(Download[StateOffer]):
         self.folder = folder
         self.form = form
         self.base: pb.Manifest | None = None
-        self._version: Version | None = None  # of the base
         self.missing = dict.fromkeys(range(len(form.pieces)))
         self._sync = sync
         self._random = random
@@ -195,8 +188,9 @@ class StateDownload(Download[StateOffer]):
 
     def offer(self, peer: str, manifest: pb.Manifest) -> StateOffer:
         """A donor serves this snapshot now. Raises CheckpointError if there were too many."""
-        version = version_of(manifest)
-        same = (one for one in self._offers if one.peer == peer and one.version == version)
+        same = (
+            one for one in self._offers if one.peer == peer and same_version(one.manifest, manifest)
+        )
         if (offer := next(same, None)) is None:
             if len(self._offers) >= MAX_OFFERS:
                 raise CheckpointError(f"more than {MAX_OFFERS} snapshots were offered")
@@ -215,9 +209,8 @@ class StateDownload(Download[StateOffer]):
 
     def _set_base(self, manifest: pb.Manifest | None, is_new: bool = True) -> None:
         """Have all pieces fit this manifest from now on; None: until a donor offers the next."""
-        self.base, self._version, self.enter = manifest, None, pb.Enter(state=b"")
+        self.base, self.enter = manifest, pb.Enter(state=b"")
         if manifest is not None:
-            self._version = version_of(manifest)
             self.enter = pb.Enter(state=sha256(write_manifest(manifest)).digest())
             if is_new:
                 write_atomic(self.folder / "manifest", write_manifest(manifest))
@@ -233,8 +226,11 @@ class StateDownload(Download[StateOffer]):
         elif self._stuck_since is None:
             self._stuck_since = monotonic()
         elif monotonic() - self._stuck_since > VERSION_PATIENCE:
-            self._set_base(max(giving, key=lambda one: one.version.swarm_step).manifest)
+            self._set_base(max(giving, key=lambda one: one.manifest.swarm_step).manifest)
             self._stuck_since = None
+
+    def _is_of_base(self, offer: StateOffer) -> bool:
+        return self.base is not None and same_version(offer.manifest, self.base)
 
     # Pieces
 
@@ -242,10 +238,9 @@ class StateDownload(Download[StateOffer]):
         return self.form.pieces[index].size
 
     def fits(self, source: StateOffer, index: int) -> bool:
-        if self._version is None or source.is_out:
+        if self.base is None or source.is_out:
             return False
-        fragment = self.form.pieces[index].fragment
-        return source.version.fits(self._version, fragment, self._sync)
+        return fits(source.manifest, self.base, self.form.pieces[index].fragment, self._sync)
 
     def take(self, source: StateOffer) -> int | None:
         if source.auditing is not None or (index := self._audit_of(source)) is None:
@@ -290,7 +285,7 @@ class StateDownload(Download[StateOffer]):
         offer.is_out = True
         offer.path.unlink(missing_ok=True)
         self._drop(lambda index: self._held[index] is offer)
-        if offer.version == self._version:
+        if self._is_of_base(offer):
             giving = self._giving()
             self._set_base(giving[0].manifest if giving else None)
 
@@ -331,7 +326,7 @@ class StateDownload(Download[StateOffer]):
         """Leave out the worse donor of each dispute; ``is_last``: one of two equals, too."""
 
         def weight(offer: StateOffer) -> tuple[int, bool, bool]:
-            return self._standing(offer), offer.is_open, offer.version == self._version
+            return self._standing(offer), offer.is_open, self._is_of_base(offer)
 
         for pair in self._disputes:
             worse, better = sorted(pair, key=weight)

@@ -26,7 +26,7 @@ from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.state import Piece, version_of
+from lowcomm_protocol.state import Piece, fits
 
 Attack = Literal["nan", "huge", "flipped", "flipped-huge", "stale", "clock", "shapes", "endless"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
@@ -222,9 +222,8 @@ class Swarm:
         manifests, sync = {one: one.manifest([]) for one in copies}, self.spec.sync
 
         def read(piece: Piece) -> bytes:
-            version = version_of(manifests[base])
             fitting = (
-                version_of(manifests[one]).fits(version, piece.fragment, sync) for one in copies
+                fits(manifests[one], manifests[base], piece.fragment, sync) for one in copies
             )
             good = list(compress(copies, fitting))
             return good[piece.index % len(good)].piece(piece)
