@@ -81,20 +81,6 @@ class Offer:
     """In a group: `state_mark` before each of its last outer steps, the oldest first."""
 
 
-@dataclass(frozen=True)
-class Readiness:
-    """What decides whether we take part in an exchange of one fragment now."""
-
-    training: bool
-    busy: bool
-    has_room: bool
-    min_steps: int
-    step_is_supported: bool
-    fragment_count: int
-    longest: float = float("inf")
-    """Seconds that an exchange may take."""
-
-
 KEPT = 32
 """Permutations that are remembered: a peer asks again for one in each round of a cycle."""
 
@@ -188,20 +174,18 @@ def candidates(
     return [peer for peer in line.peers[start : start + group] if peer != me]
 
 
-def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:
-    """Whether we accept an offer: None, or the first reason against it."""
+def consider(
+    theirs: Offer, ours: Offer, fragments: int, hindrances: Iterable[tuple[bool, Refusal]]
+) -> Refusal | None:
+    """Whether we accept an offer: None, or the first reason against it; ``hindrances``: those of
+    this moment, each with whether it applies."""
     reasons = (
         (theirs.protocol != ours.protocol, Refusal.OTHER_PROTOCOL),
         (theirs.run_id != ours.run_id, Refusal.OTHER_RUN),
         (theirs.plan != ours.plan, Refusal.OTHER_PLAN),
         (theirs.codec != ours.codec, Refusal.OTHER_CODEC),
-        (theirs.fragment >= ready.fragment_count, Refusal.UNKNOWN_FRAGMENT),
-        (not ready.training, Refusal.NOT_TRAINING),
-        (not ready.step_is_supported, Refusal.IMPLAUSIBLE_STEP),
-        (ready.busy, Refusal.BUSY),
-        (ours.steps < ready.min_steps, Refusal.TOO_SOON),
-        (not ready.has_room, Refusal.FULL),
-        (max(theirs.seconds, ours.seconds) > ready.longest, Refusal.TOO_SLOW),
+        (theirs.fragment >= fragments, Refusal.UNKNOWN_FRAGMENT),
+        *hindrances,
     )
     return next((refusal for applies, refusal in reasons if applies), None)
 

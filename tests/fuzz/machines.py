@@ -16,7 +16,7 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.judging import UsualNorm, growth, plausible_norm
 from lowcomm_protocol.exchange.robust import MEANS, robust_mean
-from lowcomm_protocol.matching import Offer, Readiness, consider
+from lowcomm_protocol.matching import Offer, consider
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 ME, ADA, BOB = "peer-b", "peer-a", "peer-c"
@@ -27,15 +27,6 @@ OFFER = Offer(
     swarm_step=40, steps=20,
     tokens=10_240, version=2, slow_digest=b"",
 )  # fmt: skip
-READY = Readiness(
-    training=True,
-    busy=False,
-    has_room=True,
-    min_steps=5,
-    step_is_supported=True,
-    fragment_count=4,
-    longest=60,
-)
 
 
 def drive(work: Coroutine[Any, Any, None]) -> None:
@@ -103,7 +94,7 @@ def offer() -> Made:
         except ProtocolViolation:
             return
         assert max(theirs.steps, theirs.tokens, theirs.swarm_step) < 1 << 53
-        consider(theirs, OFFER, READY)
+        consider(theirs, OFFER, 4, [])
         assert frames.from_message(frames.to_message(theirs)) == theirs
 
     return run, [frames.to_message(OFFER).SerializeToString(), pb.Offer().SerializeToString()]

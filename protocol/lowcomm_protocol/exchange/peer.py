@@ -19,7 +19,7 @@ from lowcomm_protocol.exchange.events import Cause, Effect, Outcome, PeerEvent, 
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.position import Drift, OwnLine, Position, RecentPartners
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
+from lowcomm_protocol.matching import Offer, Refusal, candidates, consider, wins_crossing
 from lowcomm_protocol.peers.trust import Trust
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -349,22 +349,20 @@ class Peer:
         schedule = self.position.schedule
         # One that is unknown is refused.
         fragment = theirs.fragment if theirs.fragment < len(schedule) else 0
-        ready = Readiness(
-            training=self.open,
-            busy=one is not None
-            and not one.machine.has_room_for(peer)
-            and not self._may_wait(one, peer),
-            has_room=one is not None or self._has_room_for(call, fragment),
-            # A peer that waits for this very one takes part, however few steps ago it merged.
-            min_steps=0
-            if one is not None
-            else schedule.least_steps(fragment, self.spec.sync.min_steps),
-            step_is_supported=self.position.supports(peer, theirs.swarm_step),
-            fragment_count=len(schedule),
-            longest=self.budget.deadlines.longest,
+        ours, longest = self._offer(fragment, theirs.round), self.budget.deadlines.longest
+        takes_it = one is None or one.machine.has_room_for(peer) or self._may_wait(one, peer)
+        # A peer that waits for this very one takes part, however few steps ago it merged.
+        least = 0 if one else schedule.least_steps(fragment, self.spec.sync.min_steps)
+        hindrances = (
+            (not self.open, Refusal.NOT_TRAINING),
+            (not self.position.supports(peer, theirs.swarm_step), Refusal.IMPLAUSIBLE_STEP),
+            (not takes_it, Refusal.BUSY),
+            (ours.steps < least, Refusal.TOO_SOON),
+            (one is None and not self._has_room_for(call, fragment), Refusal.FULL),
+            (max(theirs.seconds, ours.seconds) > longest, Refusal.TOO_SLOW),
+            (not self._around.knows(peer), Refusal.NOT_ALLOWED),
         )
-        refusal = consider(theirs, self._offer(fragment, theirs.round), ready)
-        return refusal or (None if self._around.knows(peer) else Refusal.NOT_ALLOWED)
+        return consider(theirs, ours, len(schedule), hindrances)
 
     def _exchange_for(self, call: events.Called) -> Underway:
         peer, theirs = call.peer, call.offer

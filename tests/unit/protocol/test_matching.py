@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from helpers.virtual import OFFER
 from lowcomm_protocol import matching
 from lowcomm_protocol.matching import (
-    Readiness,
     Refusal,
     candidates,
     consider,
@@ -20,10 +19,6 @@ from lowcomm_protocol.matching import (
     order,
 )
 from lowcomm_protocol.spec.names import PAIRINGS
-
-READY = Readiness(
-    training=True, busy=False, has_room=True, min_steps=10, step_is_supported=True, fragment_count=4
-)
 
 seeds, rounds, fragments = st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 63)
 
@@ -144,37 +139,26 @@ def test_a_thousand_peers_sort_a_permutation_once_however_many_ask(pairing, sort
 
 
 AGAINST = {
-    Refusal.OTHER_PROTOCOL: (replace(OFFER, protocol=99), READY),
-    Refusal.OTHER_RUN: (replace(OFFER, run_id="ff" * 32), READY),
-    Refusal.OTHER_PLAN: (replace(OFFER, plan="ff" * 32), READY),
-    Refusal.OTHER_CODEC: (replace(OFFER, codec="bf16"), READY),
-    Refusal.UNKNOWN_FRAGMENT: (replace(OFFER, fragment=4), READY),
-    Refusal.NOT_TRAINING: (OFFER, replace(READY, training=False)),
-    Refusal.IMPLAUSIBLE_STEP: (OFFER, replace(READY, step_is_supported=False)),
-    Refusal.BUSY: (OFFER, replace(READY, busy=True)),
-    Refusal.TOO_SOON: (OFFER, replace(READY, min_steps=21)),
-    Refusal.FULL: (OFFER, replace(READY, has_room=False)),
+    Refusal.OTHER_PROTOCOL: {"protocol": 99},
+    Refusal.OTHER_RUN: {"run_id": "ff" * 32},
+    Refusal.OTHER_PLAN: {"plan": "ff" * 32},
+    Refusal.OTHER_CODEC: {"codec": "bf16"},
+    Refusal.UNKNOWN_FRAGMENT: {"fragment": 4},
 }
 
 
 @pytest.mark.parametrize("refusal", AGAINST)
 def test_each_reason_against_an_offer_is_told(refusal):
-    theirs, ready = AGAINST[refusal]
-    assert consider(theirs, OFFER, ready) is refusal
+    theirs = replace(OFFER, **AGAINST[refusal])
+    assert consider(theirs, OFFER, 4, [(False, Refusal.BUSY)]) is refusal
 
 
 def test_what_can_never_fit_is_told_before_what_may_pass():
     theirs = replace(OFFER, protocol=99, run_id="ff" * 32, codec="bf16")
-    hopeless = Readiness(
-        training=False,
-        busy=True,
-        has_room=False,
-        min_steps=99,
-        step_is_supported=False,
-        fragment_count=0,
-    )
-    assert consider(theirs, OFFER, hopeless) is Refusal.OTHER_PROTOCOL
-    assert consider(OFFER, OFFER, replace(hopeless, fragment_count=1)) is Refusal.NOT_TRAINING
+    hopeless = [(True, Refusal.NOT_TRAINING), (True, Refusal.BUSY)]
+    assert consider(theirs, OFFER, 0, hopeless) is Refusal.OTHER_PROTOCOL
+    assert consider(OFFER, OFFER, 1, hopeless) is Refusal.NOT_TRAINING
+    assert consider(OFFER, OFFER, 1, []) is None
 
 
 def test_a_realignment_keeps_the_momentum_where_all_say_that_it_is_the_same():
