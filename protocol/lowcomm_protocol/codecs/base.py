@@ -39,16 +39,18 @@ class FixedCodec(ABC):
         return self._size(numel)
 
     def encode(self, vector: Vector, out: memoryview) -> int:
-        """Code a copy of ``vector`` into ``out``; bytes written."""
+        """Code ``vector`` into ``out``; bytes written."""
         self._check_vector(vector, writable=False)
-        return self.send(vector.copy(), out)
+        target = self._bytes(out, vector.size, writable=True)
+        self._encode(read_only(vector), target)
+        return target.size
 
     def send(self, vector: Vector, out: memoryview) -> int:
-        """Code ``vector`` into ``out``; it becomes what the others decode. Bytes written."""
-        self._check_vector(vector)
-        target = self._bytes(out, vector.size, writable=True)
-        self._send(vector, target)
-        return target.size
+        """Code ``vector`` as ``encode`` does; it becomes what the others decode."""
+        size = self.encode(vector, out)
+        if not self.is_exact:
+            self.decode(out, vector)
+        return size
 
     def decode(self, data: memoryview | bytes, out: Vector) -> None:
         """Decode ``data`` into the preallocated ``out``."""
@@ -59,11 +61,11 @@ class FixedCodec(ABC):
     def _size(self, numel: int) -> int: ...
 
     @abstractmethod
-    def _send(self, vector: Vector, out: Bytes) -> None: ...
+    def _encode(self, vector: Vector, out: Bytes) -> None: ...
 
     @abstractmethod
     def _decode(self, data: Bytes, out: Vector) -> None:
-        """Decode. Raises `CodecError`, before it writes, for data that ``_send`` never writes."""
+        """Decode. Raises `CodecError`, before it writes, for data that ``_encode`` never writes."""
 
     def _check_vector(self, vector: Vector, writable: bool = True) -> None:
         flags = vector.flags

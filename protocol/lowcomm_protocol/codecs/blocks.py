@@ -42,6 +42,12 @@ class BlockCodec(FixedCodec):
     bits: ClassVar[int]
     kernels: ClassVar[Kernels]
 
+    def send(self, vector: Vector, out: memoryview) -> int:
+        """Code ``vector``, which becomes what the others decode."""
+        self._check_vector(vector)
+        self._send(vector, self._bytes(out, vector.size, writable=True))
+        return memoryview(out).nbytes
+
     def _send(self, vector: Vector, out: Bytes) -> None:
         whole, end = self._cut(vector.size)
         bad, rest = self.kernels.send(vector[:whole], BLOCK, out[:end]), vector.size - whole
@@ -61,6 +67,9 @@ class BlockCodec(FixedCodec):
         """Values in whole blocks, and their bytes."""
         whole = numel // BLOCK * BLOCK
         return whole, self._size(whole)
+
+    def _encode(self, vector: Vector, out: Bytes) -> None:
+        self._send(vector.copy(), out)
 
     def _decode(self, data: Bytes, out: Vector) -> None:
         whole, end = self._cut(out.size)

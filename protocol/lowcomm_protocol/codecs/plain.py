@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector, read_only
+from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
 from lowcomm_protocol.codecs.kernels import BF16_OVERFLOW, INFINITE, bf16_of, kernel, peak_of
 from lowcomm_protocol.errors import CodecError
 
@@ -18,8 +18,8 @@ class Fp32(FixedCodec):
     def _size(self, numel: int) -> int:
         return 4 * numel
 
-    def _send(self, vector: Vector, out: Bytes) -> None:
-        if _largest(read_only(vector).view("<u4")) >= INFINITE:
+    def _encode(self, vector: Vector, out: Bytes) -> None:
+        if _largest(vector.view("<u4")) >= INFINITE:
             raise self._refuse_value(vector)
         out.view("<f4")[:] = vector
 
@@ -49,12 +49,11 @@ class Bf16(FixedCodec):
     def _size(self, numel: int) -> int:
         return 2 * numel
 
-    def _send(self, vector: Vector, out: Bytes) -> None:
-        if _largest(read_only(vector).view("<u4")) >= BF16_OVERFLOW:
+    def _encode(self, vector: Vector, out: Bytes) -> None:
+        if _largest(vector.view("<u4")) >= BF16_OVERFLOW:
             most = float(BF16_OVERFLOW.view(np.float32))
             raise self._refuse_value(vector, allowed=f"values below {most:.4g}")
         _rounded(vector, out.view("<u2"))
-        self._decode(out, vector)
 
     def _decode(self, data: Bytes, out: Vector) -> None:
         codes, bits = data.view("<u2"), out.view(np.uint32)
