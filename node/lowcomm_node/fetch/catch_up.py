@@ -83,8 +83,7 @@ class CatchUp:
             try:
                 copied = await self._copy(own, form, drifted)
             except (LinkLost, CheckpointError, TrainerError, DiskFull) as error:
-                reason = f"the state of others could not be copied: {error}"
-                self.warn("state-not-copied", reason)
+                self.warn("state-not-copied", f"the state of others could not be copied: {error}")
                 if copied is not None:
                     return copied
                 continue

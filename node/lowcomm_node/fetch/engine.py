@@ -198,8 +198,7 @@ class PeerSession:
             for number, index in enumerate(self._asked):  # of the stream before
                 offset = 0 if number else len(self._data)
                 if offset < self._download.size_of(source, index):
-                    wanted = pb.Wanted(piece=index, offset=offset)
-                    await stream.send(pb.FetchRequest(wanted=wanted))
+                    await stream.send(pb.FetchRequest(wanted=pb.Wanted(piece=index, offset=offset)))
             await self._take_pieces(stream, source)
             await stream.close()
         except LinkLost:
@@ -238,8 +237,7 @@ class PeerSession:
             await self._ask_ahead(stream, source)
             if self._asked:
                 index = self._asked[0]
-                size = self._download.size_of(source, index)
-                await self._read(stream, self._data, size, source)
+                await self._read(stream, self._data, self._download.size_of(source, index), source)
                 await self._download.put(source, index, self._data)
                 self._asked.popleft()
                 self._data = bytearray()

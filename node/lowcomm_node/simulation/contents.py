@@ -227,8 +227,7 @@ class GroupContents(Contents):
         capture = self.captured_group
         out = bytearray(8 * capture.numel + 4096)
         used = tuple(peer for peer in contributors if peer not in self.one.muted)
-        size = capture.reduce(self.tokens(used), memoryview(out))
-        self.mean = bytes(out[:size])
+        self.mean = bytes(out[: capture.reduce(self.tokens(used), memoryview(out))])
         self.tell(events.Reduced(digest=sha256(self.mean).digest()))
         for other, error in capture.left_out.items() if not self.one.machine.over else ():
             self.fail(other, str(error), deed=self.offence(error), stands=True)

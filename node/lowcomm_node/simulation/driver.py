@@ -127,11 +127,6 @@ class PeerDriver(ABC):
         elif (exchange := self.by_stream.get(stream)) is not None:
             exchange.receive(stream, stream.other(self.name), kind, payload)
 
-    def break_off(self) -> None:
-        """End all streams without a word; connected peers notice."""
-        for stream in self.by_stream:
-            self.network.break_(stream)
-
 
 class SimulatedExchange(ABC):
     """One exchange at one peer."""

@@ -145,7 +145,8 @@ class SimulatedPeer(PeerDriver):
         """End without a word; connected peers notice."""
         self.training = False
         self.over = True
-        self.break_off()
+        for stream in self.by_stream:
+            self.network.break_(stream)
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something later, once the machine runs."""
@@ -177,7 +178,10 @@ class SimulatedPeer(PeerDriver):
     def _step(self, seconds: float) -> None:
         replica = self.replica
         self.losses.append(replica.inner_step())
-        self._pass_boundary()
+        actions, self.at_boundary = self.at_boundary, []
+        for action in actions:
+            action()
+        self._merge(replica.steps)
         self.world.on_step(self)
         steps, tokens = replica.steps, replica.tokens
         self.stimulate(
@@ -197,12 +201,6 @@ class SimulatedPeer(PeerDriver):
         self.stimulate(events.GaveUp(reason="the run is over"))
         self._merge(math.inf)
         self.over = True
-
-    def _pass_boundary(self) -> None:
-        actions, self.at_boundary = self.at_boundary, []
-        for action in actions:
-            action()
-        self._merge(self.replica.steps)
 
     def _merge(self, steps: float) -> None:
         """Merge what is ripe after ``steps`` inner steps."""

@@ -128,8 +128,7 @@ class Swarm:
         for number, member in enumerate(members):
             name = f"peer-{number}"
             made = liar(kind, member.attack) if member.attack else kind
-            replica = made(spec, name, dataset, cpu, compiled)
-            peer = SimulatedPeer(self, name, replica, member.speed)
+            peer = SimulatedPeer(self, name, made(spec, name, dataset, cpu, compiled), member.speed)
             peer.delay, peer.pauses, peer.attack = member.delay, member.pauses, member.attack
             peer.replica.course = course or peer.replica.course
             self.peers.append(peer)

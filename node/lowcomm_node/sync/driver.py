@@ -96,9 +96,9 @@ class ExchangeDriver(ABC):
     def _prepare(self) -> None:
         """The members are known, and whether it is a realignment."""
 
-    @abstractmethod
-    async def _prepare_missed(self) -> None:
-        """Have ready what others lack, before our contribution goes."""
+    async def _prepare_missed(self) -> None:  # noqa: B027
+        """Have ready what others lack, before our contribution goes; in a pair nobody hands over
+        steps."""
 
     # what is shown of it
 
@@ -180,8 +180,7 @@ class ExchangeDriver(ABC):
 
     def arrived(self, peer: str) -> None:
         """Tell the machine that a contribution has come whole."""
-        line = self.links[peer].line(monotonic())
-        self.tell(events.ContentCame(peer=peer, line=line))
+        self.tell(events.ContentCame(peer=peer, line=self.links[peer].line(monotonic())))
 
     # effects
 
@@ -219,9 +218,8 @@ class ExchangeDriver(ABC):
         self.links[peer], link.stages = link, self.stages
 
     def cancel_call(self, peer: str) -> None:
-        """Drop our own call: calls crossed, and theirs goes on."""
-        call = self.calls.pop(peer, None)
-        if call is not None:
+        """Drop our own call, if it is open."""
+        if (call := self.calls.pop(peer, None)) is not None:
             call.cancel()
 
     def cut_off(self, peer: str, reason: str) -> None:
@@ -367,12 +365,10 @@ class ExchangeDriver(ABC):
         await link.close()
 
     async def _abandon(self, peer: str, reason: str) -> None:
-        call = self.calls.pop(peer, None)
-        link = self.links.get(peer)
-        if link is None:
-            if call is not None:
-                call.cancel()
+        if (link := self.links.get(peer)) is None:
+            self.cancel_call(peer)
             return
+        call = self.calls.pop(peer, None)
         with suppress(LowcommError, TimeoutError):
             async with asyncio.timeout(ABANDON_DEADLINE):
                 await link.send_abandon(reason)

@@ -205,8 +205,7 @@ class Exchanger:
         return self._ready, self._trainer, self._trainer.arena
 
     def _on_over(self, driver: ExchangeDriver, outcome: events.Outcome, reason: str) -> None:
-        entry = self.history.record(driver, outcome, reason, self.peer.position.swarm_step)
-        self._tell(entry)
+        self._tell(self.history.record(driver, outcome, reason, self.peer.position.swarm_step))
         task = start(self._close(driver))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -407,13 +406,7 @@ class Exchanger:
         with suppress(TimeoutError):
             async with asyncio.timeout(last_words):
                 # An exchange that is given up ends, and then closes its streams.
-                while self._drivers or self._closing:
-                    await self._wait_for_ends()
-
-    async def _wait_for_ends(self) -> None:
-        ending = [asyncio.create_task(driver.done.wait()) for driver in self._drivers.values()]
-        try:
-            await asyncio.wait([*ending, *self._closing], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in ending:
-                task.cancel()
+                while self._drivers:
+                    await next(iter(self._drivers.values())).done.wait()
+                while self._closing:
+                    await asyncio.wait(self._closing)

@@ -130,8 +130,7 @@ class GroupDriver(ExchangeDriver):
         except Unusable as error:
             if len(self.one.members) < groups.OUTVOTE:
                 raise
-            reason = str(error)[:MAX_REASON]
-            self.tell(events.Unused(peer=peer, reason=reason, deed=error.deed))
+            self.tell(events.Unused(peer=peer, reason=str(error)[:MAX_REASON], deed=error.deed))
         self.note("decoded")
 
     # what goes
@@ -149,7 +148,10 @@ class GroupDriver(ExchangeDriver):
                 data = self._view(self.slots[0], sum(self.sizes), size)
                 await link.send_content(data, digest, pb.MISSED)
             case events.Shard(peer=peer):
-                await self._send_share(link, self.one.members.index(peer))
+                assert self.shared is not None
+                shard, sizes = self.one.members.index(peer), self.shared.sizes
+                data = self._view(self.slots[0], sum(sizes[:shard]), sizes[shard])
+                await link.send_content(data, self.shared.digests[shard], pb.SHARE)
             case events.ShardMean():
                 assert self._mean is not None
                 place, digest = self._mean_of(self.peer.me), self._mean[1]
@@ -157,12 +159,6 @@ class GroupDriver(ExchangeDriver):
                 await link.send_content(data, digest, pb.MEAN)
             case _:
                 await link.send(frames.frame_of(effect))
-
-    async def _send_share(self, link: GroupLink, shard: int) -> None:
-        assert self.shared is not None
-        offset, size = sum(self.shared.sizes[:shard]), self.shared.sizes[shard]
-        data = self._view(self.slots[0], offset, size)
-        await link.send_content(data, self.shared.digests[shard], pb.SHARE)
 
     async def _reduce(self, contributors: Sequence[str]) -> None:
         offset, _ = self._mean_of(self.peer.me)

@@ -85,6 +85,3 @@ class PairDriver(ExchangeDriver):
         if self.one.realign:
             least = self.most = self.ready.realign_sizes[self.fragment]
         self._due = least, self.most
-
-    async def _prepare_missed(self) -> None:
-        """Do nothing: in a pair nobody hands over steps."""

@@ -65,12 +65,8 @@ def mean_contribution(
     total = torch.empty_like(contributions[0]) if out is None else out
     named = {f"contribution {index}": one for index, one in enumerate(contributions)}
     _check_alike(**named, out=total)
-    if weights is None:
-        total.copy_(contributions[0])
-        for one in contributions[1:]:
-            total.add_(one)
-        return total.div_(len(contributions))
-    shares = normalized(weights, len(contributions))
+    count = len(contributions)
+    shares = normalized([1.0] * count if weights is None else weights, count)
     for place, (one, share) in enumerate(zip(contributions, shares, strict=True)):
         add = kernels.add_scaled if place else kernels.scaled
         add(_array(total), _array(one), np.float32(share))

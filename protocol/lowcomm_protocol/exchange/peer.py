@@ -454,8 +454,7 @@ class Peer:
             )
             self._tell(one, missed)
             # All wait for the members that take them over first.
-            longer = 1 + max(one.lacking.steps.values(), default=0)
-            self._allow(one, longer)
+            self._allow(one, 1 + max(one.lacking.steps.values(), default=0))
         if one.realign:  # in fp32, which takes longer
             ready = self.position.ready
             most = ready.sizes[one.fragment][1]
