@@ -26,14 +26,16 @@ from cachetools import LRUCache
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import CIRCUIT, EntryPoint, place_in
-from lowcomm_node.net.control import Control, OpenStream, read_exactly
-from lowcomm_node.net.relays import is_public_dial
+from lowcomm_node.net.control import Control, OpenStream, read_message, send_message
+from lowcomm_node.net.relays import MAX_DIAL, is_public_dial
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
 from lowcomm_node.system.tasks import Tasks
 
-PROTOCOL = "/lowcomm/punch/1"
+PROTOCOL = "/lowcomm/punch/2"
+_NO = b"no"
+"""The answer of a peer that does not take part."""
 MAX_ADDRESSES = 4
 DEADLINE = 5.0
 """Seconds for each answer of the other end, and for both to dial."""
@@ -227,31 +229,17 @@ async def _comes_direct(control: Control, peer_id: str) -> bool:
     return False
 
 
-# One byte: the number of addresses, or _NO. Then each address as text, after its length in a byte.
-
-_NO = 255
-
-
 async def _send(stream: socket.socket, dials: Sequence[str] | None) -> None:
-    """Send our addresses; None: we don't take part."""
-    message = bytes([_NO if dials is None else len(dials)])
-    for dial in dials or ():
-        message += bytes([len(dial)]) + dial.encode()
-    await asyncio.get_running_loop().sock_sendall(stream, message)
+    """Send our addresses; None: we don't take part. Raises LinkLost."""
+    await send_message(stream, _NO if dials is None else "\n".join(dials).encode())
 
 
 async def _receive(stream: socket.socket) -> list[str] | None:
-    """Their addresses; None: they don't take part. Raises LinkLost, OSError."""
-    (count,) = await read_exactly(stream, 1)
-    if count == _NO:
+    """Their addresses; None: they don't take part. Raises LinkLost."""
+    message = await read_message(stream, MAX_ADDRESSES * (MAX_DIAL + 1))
+    if message == _NO:
         return None
-    if count > MAX_ADDRESSES:
-        raise LinkLost(f"tells {count} addresses: at most {MAX_ADDRESSES}")
-    dials: list[str] = []
-    for _ in range(count):
-        (size,) = await read_exactly(stream, 1)
-        text = (await read_exactly(stream, size)).decode("ascii", "replace")
-        if not is_public_dial(text):
-            raise LinkLost("tells an address that can't be dialed")
-        dials.append(text)
+    dials = message.decode("ascii", "replace").split()
+    if len(dials) > MAX_ADDRESSES or not all(map(is_public_dial, dials)):
+        raise LinkLost(f"sent more than {MAX_ADDRESSES} addresses, or some that can't be dialed")
     return dials

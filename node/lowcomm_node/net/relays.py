@@ -157,7 +157,7 @@ _OBSERVED = 4
 """The field of libp2p's Identify message with the address that the other end sees."""
 MAX_IDENTIFY = 64 * 1024
 MAX_DIAL = 127
-"""Bytes of one address, as its length goes into one byte of a punching message."""
+"""Bytes of one address in a message of hole punching."""
 
 
 class Reachability:

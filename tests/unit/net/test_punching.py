@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from lowcomm_node.net.addresses import CIRCUIT, EntryPoint, encode
-from lowcomm_node.net.control import Connection, OpenStream
+from lowcomm_node.net.control import Connection, OpenStream, framed
 from lowcomm_node.net.punching import (
     MAX_ADDRESSES,
     MAX_AT_ONCE,
@@ -72,7 +72,7 @@ def puncher(own: str = ADA, seen_at: tuple[str, ...] = (AT_ADA,)) -> Puncher:
 
 
 def message(*dials: str) -> bytes:
-    return bytes([len(dials)]) + b"".join(bytes([len(dial)]) + dial.encode() for dial in dials)
+    return framed("\n".join(dials).encode())
 
 
 async def answering(daemon: Daemon, answer: bytes, times: int = 1) -> None:
@@ -101,7 +101,7 @@ async def test_both_tell_their_addresses_and_the_relayed_connection_is_given_up(
 
 async def test_nothing_is_given_up_where_the_other_end_does_not_take_part() -> None:
     daemon = Daemon()
-    await ask(daemon, puncher(), bytes([255]))
+    await ask(daemon, puncher(), framed(b"no"))
     assert daemon.address == RELAYED
     assert not daemon.dialed
 
@@ -154,7 +154,7 @@ async def test_who_is_asked_gives_the_relayed_connection_up_and_dials() -> None:
 
 async def test_only_through_a_relay_can_we_be_asked() -> None:
     daemon = Daemon()
-    assert await taking(daemon, puncher(), address=AT_BOB) == bytes([255])
+    assert await taking(daemon, puncher(), address=AT_BOB) == framed(b"no")
     assert not daemon.dialed
 
 
@@ -162,7 +162,7 @@ async def test_nobody_can_make_us_dial_all_day(monkeypatch: pytest.MonkeyPatch) 
     daemon, one, now = Daemon(), puncher(), 1000.0
     monkeypatch.setattr("lowcomm_node.net.punching.monotonic", lambda: now)
     assert await taking(daemon, one) == message(AT_ADA)
-    assert await taking(daemon, one) == bytes([255])
+    assert await taking(daemon, one) == framed(b"no")
     now += TAKE_EVERY
     assert await taking(daemon, one) == message(AT_ADA)
     assert len(daemon.dialed) == 2
@@ -240,7 +240,7 @@ async def test_peers_behind_one_relay_do_not_take_all_attempts(
         async with asyncio.timeout(20):
             return await loop.sock_recv(far, 1000)
 
-    refused = bytes([255])
+    refused = framed(b"no")
     answers = [await ask(number, RELAYS[0]) for number in range(MAX_AT_ONCE)]
     assert answers == [message(AT_ADA)] * (MAX_AT_ONCE - 1) + [refused]
     assert await ask(50, RELAYS[1]) == message(AT_ADA)
