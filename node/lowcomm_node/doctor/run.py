@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from lowcomm_node.dht.hivemind import Discovery
@@ -16,30 +16,9 @@ from lowcomm_node.net.p2pd import free_port
 from lowcomm_node.net.targets import held_addresses, number_of
 from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.files import ephemeral_identity
 from lowcomm_node.swarm.find_run import open_discovery
 from lowcomm_node.swarm.hosts import listening
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunningNode:
-    """A node that runs, as far as the doctor looks at it."""
-
-    settings: NodeSettings
-    status: Status
-    members: Sequence[PeerStatus]
-    """Peers of the run, as ``peers`` shows them."""
-    discovery: Discovery | None
-    """None while it is not in the DHT."""
-    entry_points: Sequence[str]
-    """Where the peers of its run enter the DHT."""
-    addresses: Sequence[str]
-    """Where others shall call it."""
-    port: int | None
-    """Of its Exchange service, once that listens."""
-    certificate: bytes
-    """DER; empty before."""
 
 
 async def check(seen: Observations, checks: Iterable[Check] = CHECKS) -> tuple[Finding, ...]:
@@ -48,19 +27,19 @@ async def check(seen: Observations, checks: Iterable[Check] = CHECKS) -> tuple[F
     return tuple(finding for finding in found if finding is not None)
 
 
-async def examine_node(node: RunningNode, peers: Sequence[str]) -> tuple[Finding, ...]:
-    """Findings of a node that runs, with its identity, ports and peers; ``peers`` are asked
-    first."""
-    settings, discovery, status = node.settings, node.discovery, node.status
-    seen = Observations(
-        home=settings.home, peers=settings.peers, status=status, members=node.members
-    )
-    if discovery is None:
-        trouble = status.waiting or f"the node is {status.phase}"
-        return await check(replace(seen, trouble=trouble))
-    subject = _subject(discovery, settings, node.port, node.certificate, node.addresses)
+async def examine_node(
+    seen: Observations, discovery: Discovery | None, subject: Subject | None, entries: Iterable[str]
+) -> tuple[Finding, ...]:
+    """Findings of a node that runs, with its identity, ports and peers; ``entries`` are asked.
+
+    ``discovery``, ``subject``: None while it is not in the DHT.
+    """
+    if discovery is None or subject is None:
+        status = seen.status
+        trouble = status and (status.waiting or f"the node is {status.phase}")
+        return await check(replace(seen, trouble=trouble or ""))
     dht_peers = discovery.known_peers()
-    survey = await ask_others(discovery, subject, (*peers, *settings.peers, *node.entry_points))
+    survey = await ask_others(discovery, subject, entries)
     return await check(replace(seen, dht_peers=dht_peers, survey=survey))
 
 
@@ -87,7 +66,7 @@ async def _look_at_network(settings: NodeSettings, seen: Observations) -> Observ
         try:
             await discovery.start()
             async with _serving(settings) as (port, certificate, announced):
-                subject = _subject(discovery, settings, port, certificate, announced)
+                subject = subject_of(discovery, settings, port, certificate, announced)
                 return replace(
                     seen,
                     runs=len(await discovery.lookup(RUNS_KEY)),
@@ -102,13 +81,14 @@ async def _look_at_network(settings: NodeSettings, seen: Observations) -> Observ
             await discovery.close()
 
 
-def _subject(
+def subject_of(
     discovery: Discovery,
     settings: NodeSettings,
     port: int | None,
     certificate: bytes,
     announced: Sequence[str],
 ) -> Subject:
+    """Our own ports; ``port``, ``certificate``, ``announced``: of the Exchange service."""
     forwarded = int(settings.announce[0].rpartition(":")[2]) if settings.announce else None
     return Subject(
         peer_id=discovery.peer_id,

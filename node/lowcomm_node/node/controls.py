@@ -11,8 +11,8 @@ from time import strftime, time
 from typing import Any, TypeVar
 
 from lowcomm_node.catalogue import CATALOGUE, Explanation
-from lowcomm_node.doctor.findings import Finding
-from lowcomm_node.doctor.run import RunningNode, examine_node
+from lowcomm_node.doctor.findings import Finding, Observations
+from lowcomm_node.doctor.run import examine_node, subject_of
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater, TrainerError
 from lowcomm_node.export import Format
 from lowcomm_node.fetch.catch_up import Gatherer, state_form
@@ -128,19 +128,21 @@ class Controls:
         """
         node, membership, endpoint = self._node, self._node.membership, self._node.endpoint
         members = membership.roster.alive(time()) if membership else ()
-        running = RunningNode(
-            settings=node.settings,
+        settings, discovery = node.settings, node.discovery
+        seen = Observations(
+            home=settings.home,
+            peers=settings.peers,
             status=report(node),
             members=report_peers(node),
-            discovery=node.discovery,
-            entry_points=[entry for info in members for entry in info.entry_points],
-            addresses=membership.own.addresses if membership else (),
-            port=endpoint.port if endpoint else None,
-            certificate=endpoint.certificate.der if endpoint else b"",
         )
+        announced = membership.own.addresses if membership else ()
+        service = (endpoint.port, endpoint.certificate.der) if endpoint else (None, b"")
+        subject = subject_of(discovery, settings, *service, announced) if discovery else None
+        entries = [*map(str, peers), *settings.peers]
+        entries += [entry for info in members for entry in info.entry_points]
         try:
             async with asyncio.timeout(EXAMINE_DEADLINE), self._examining:
-                return await examine_node(running, [str(peer) for peer in peers])
+                return await examine_node(seen, discovery, subject, entries)
         except TimeoutError:
             raise RetryLater(
                 f"The examination took longer than {EXAMINE_DEADLINE:.0f} s: try again."
