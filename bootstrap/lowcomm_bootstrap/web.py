@@ -237,34 +237,24 @@ SAVE_EVERY = 300.0
 """Seconds between two writings of the history."""
 
 
-class EncodedResponse:
-    """The bytes of one address, made once for many viewers."""
+def encoded(body: bytes, kind: str, seconds: int) -> tuple[Response, Response]:
+    """The response of an address, plain and compressed, made once for many viewers.
 
-    def __init__(self, body: bytes, kind: str, seconds: int) -> None:
-        """``seconds``: how long caches may keep it."""
-        self.body = body
-        self.packed = gzip.compress(body, 6, mtime=0)
-        self.headers = {
-            **HEADERS,
-            # Anybody may show the figures and badges of a public page elsewhere.
-            "Cross-Origin-Resource-Policy": "cross-origin",
-            "Access-Control-Allow-Origin": "*",
-            "Cache-Control": f"public, max-age={seconds}",
-            "Vary": "Accept-Encoding",
-            "Content-Type": kind,
-            "ETag": f'"{hashlib.sha256(body).hexdigest()[:20]}"',
-        }
-
-    def to(self, request: Request) -> Response:
-        """The response to a request."""
-        headers = dict(self.headers)
-        if request.headers.get("if-none-match") == headers["ETag"]:
-            return Response(b"", 304, headers)
-        body = self.body
-        if "gzip" in request.headers.get("accept-encoding", ""):
-            body, headers["Content-Encoding"] = self.packed, "gzip"
-        headers["Content-Length"] = str(len(body))
-        return Response(b"" if request.method == "HEAD" else body, 200, headers)
+    ``seconds``: how long caches may keep it.
+    """
+    headers = {
+        **HEADERS,
+        # Anybody may show the figures and badges of a public page elsewhere.
+        "Cross-Origin-Resource-Policy": "cross-origin",
+        "Access-Control-Allow-Origin": "*",
+        "Cache-Control": f"public, max-age={seconds}",
+        "Vary": "Accept-Encoding",
+        "Content-Type": kind,
+        "ETag": f'"{hashlib.sha256(body).hexdigest()[:20]}"',
+    }
+    packed = gzip.compress(body, 6, mtime=0)
+    in_gzip = Response(packed, 200, headers | {"Content-Encoding": "gzip"})
+    return Response(body, 200, headers), in_gzip
 
 
 class SwarmPage:
@@ -283,8 +273,7 @@ class SwarmPage:
         self._swarms: dict[str, ObservedSwarm] = {}
         self._saved = 0.0
         self._files = {
-            path: EncodedResponse(file.read_bytes(), kind, 3600)
-            for path, (file, kind) in FILES.items()
+            path: encoded(file.read_bytes(), kind, 3600) for path, (file, kind) in FILES.items()
         }
         self.made = 0
         """Number of renderings."""
@@ -313,11 +302,11 @@ class SwarmPage:
             series = self._series.setdefault(run_id, Series())
             series.add(view, now)
             views.append(view | {"history": series.points})
-            svg = EncodedResponse(badge(view).encode(), "image/svg+xml", 60)
+            svg = encoded(badge(view).encode(), "image/svg+xml", 60)
             answers[f"/badge/{swarm.run.fingerprint}.svg"] = svg
         views.sort(key=lambda view: (-view["training"], -view["peers"], view["run"]))
         document = json.dumps({"made": round(now), "figures": FIGURES, "runs": views})
-        answers[JSON] = EncodedResponse(document.encode(), "application/json", 5)
+        answers[JSON] = encoded(document.encode(), "application/json", 5)
         self._answers = answers
 
     def save(self) -> None:
@@ -334,10 +323,13 @@ class SwarmPage:
         request = Request(scope)
         if request.method not in ("GET", "HEAD"):
             response: Response = PlainTextResponse("only GET and HEAD\n", 405, HEADERS)
-        elif (answer := self._answers.get(request.scope["path"])) is None:
+        elif (answers := self._answers.get(request.scope["path"])) is None:
             response = PlainTextResponse("nothing is here\n", 404, HEADERS)
         else:
-            response = answer.to(request)
+            response = answers["gzip" in request.headers.get("accept-encoding", "")]
+            is_known = request.headers.get("if-none-match") == response.headers["etag"]
+            if is_known or request.method == "HEAD":
+                response = Response(b"", 304 if is_known else 200, response.headers)
         await response(scope, receive, send)
 
     def open(self) -> None:
