@@ -102,12 +102,11 @@ def runs(
 ) -> None:
     """List the runs that this server keeps."""
     from lowcomm_bootstrap.registry import Registry
+    from lowcomm_bootstrap.serving import in_words
 
     registry = Registry(_prepare(home, quiet, verbose, json_) / "runs", max_runs=sys.maxsize)
-    unread = dict.fromkeys(registry.damaged, "is not a sound signed run and not published")
-    of_others = "is of another version and not published by this one"
-    for path, reason in (unread | dict.fromkeys(registry.other_versions, of_others)).items():
-        print(f"warning: {path} {reason}.", file=sys.stderr)
+    for path, event in registry.unread.items():
+        print(in_words({"event": event, "path": path}), file=sys.stderr)
     for run in registry.runs():
         entry = {
             "name": run.spec.run.name,

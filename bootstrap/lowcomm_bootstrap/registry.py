@@ -82,10 +82,9 @@ class Registry:
         """By run id."""
         self.left: TTLCache[str, bool] = TTLCache(MAX_FORGOTTEN, FORGOTTEN_FOR, timer=clock)
         """Runs that left recently, so that only the DHT still holds them."""
-        self.damaged: list[Path] = []
-        """Files that were renamed just now."""
-        self.other_versions: list[Path] = []
-        """Files that this release does not read."""
+        self.unread: dict[Path, str] = {}
+        """Files that are no run of this release: `run.damaged`, renamed just now, or
+        `run.other_version`."""
         for path in sorted(folder.glob("*.json")):
             self._read(path)
 
@@ -211,7 +210,7 @@ class Registry:
             if path.stem != run.run_id:
                 raise ConfigError(f"{path} holds the run {run.run_id}: give it that name.")
         except VersionError:
-            self.other_versions.append(path)
+            self.unread[path] = "run.other_version"
             return
         except LowcommError:
             aside = path.with_name(f"{path.name}.damaged")
@@ -219,7 +218,7 @@ class Registry:
                 path.replace(aside)
             except OSError:
                 aside = path  # we can only read this folder
-            self.damaged.append(aside)
+            self.unread[aside] = "run.damaged"
             return
         except OSError as error:
             reason = f"{path}: {error.strerror}"

@@ -91,10 +91,8 @@ class BootstrapServer:
 
     async def start(self) -> None:
         """Enter the DHT and publish. Raises PortInUse, ConfigError, NodeError."""
-        for path in self._registry.damaged:
-            self._tell({"event": "run.damaged", "path": str(path)})
-        for path in self._registry.other_versions:
-            self._tell({"event": "run.other_version", "path": str(path)})
+        for path, event in self._registry.unread.items():
+            self._tell({"event": event, "path": str(path)})
         await self._discovery.start()
         await self._publish()
 

@@ -151,12 +151,13 @@ def teller(as_json: bool, quiet: bool) -> Tell:
 
     def tell(event: dict[str, Any]) -> None:
         if not quiet:
-            say(json.dumps(event) if as_json else _in_words(event))
+            say(json.dumps(event) if as_json else in_words(event))
 
     return tell
 
 
-def _in_words(event: dict[str, Any]) -> str:
+def in_words(event: dict[str, Any]) -> str:
+    """The line for an event."""
     name: str = event["event"]
     if name != "ready":
         return _WORDS.get(name, name).format_map(event)

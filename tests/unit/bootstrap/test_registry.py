@@ -46,9 +46,9 @@ def test_a_damaged_run_is_set_aside_and_the_others_are_kept(tmp_path: Path, dama
     (tmp_path / f"{bad.run_id}.json").write_bytes(damage)
     again = Registry(tmp_path)
     assert again.runs() == [good]
-    assert [path.name for path in again.damaged] == [f"{bad.run_id}.json.damaged"]
-    assert again.damaged[0].read_bytes() == damage
-    assert Registry(tmp_path).damaged == [], "told once"
+    aside = tmp_path / f"{bad.run_id}.json.damaged"
+    assert again.unread == {aside: "run.damaged"} and aside.read_bytes() == damage
+    assert not Registry(tmp_path).unread, "reported once"
 
 
 async def test_a_run_of_another_version_is_left_to_the_release_that_reads_it(
@@ -58,10 +58,7 @@ async def test_a_run_of_another_version_is_left_to_the_release_that_reads_it(
     monkeypatch.setattr("lowcomm_protocol.spec.run.SPEC_VERSION", SPEC_VERSION + 1)
     door = Door(tmp_path)
     await door.server.start()
-    assert (
-        len(door.told("run.other_version")) == 1
-        and door.registry.runs() == door.registry.damaged == []
-    )
+    assert len(door.told("run.other_version")) == 1 and not door.registry.runs()
     monkeypatch.undo()
     assert Registry(tmp_path).runs() == [make_run("a")], (
         "an upgrade that is taken back loses nothing"
