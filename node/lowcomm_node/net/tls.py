@@ -10,12 +10,12 @@ time, and valid once.
 import datetime
 import secrets
 import ssl
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 import grpc
+from cachetools import TTLCache
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -120,8 +120,9 @@ class Gatekeeper:
         self._claim = claim
         self._refusals = refusals or Refusals()
         self._own_peer_id = identity.peer_id
-        self._used: OrderedDict[bytes, float] = OrderedDict()
-        """Digests of used credentials, and when they came."""
+        # A credential may come CREDENTIAL_LIFE ahead of our clock, and ends with the last moment.
+        self._used: TTLCache[bytes, bool] = TTLCache(MAX_NONCES, 2 * CREDENTIAL_LIFE + 1, clock)
+        """Digests of used credentials."""
 
     def credential_for(self, callee: str) -> tuple[tuple[str, bytes], ...]:
         """Metadata that proves our identity to ``callee``."""
@@ -163,17 +164,11 @@ class Gatekeeper:
             raise RecordError("A call without a credential is refused.", reason=Reason.MISSING)
         credential = read_credential(data, self._own_peer_id, self.run_id, now)
         digest = sha256(credential.caller.encode() + credential.nonce).digest()[:16]
-        # One may come CREDENTIAL_LIFE ahead of our clock. A time in the far future was noted while
-        # our clock was ahead.
-        while self._used and abs(now - next(iter(self._used.values()))) > 2 * CREDENTIAL_LIFE:
-            self._used.popitem(last=False)
         if digest in self._used:
             raise RecordError(
                 "A credential that was used before is refused.", reason=Reason.REPLAYED
             )
         # Before it is remembered: peers that are not admitted must not fill the table.
         self._admission.check(credential.caller, credential.claim, now)
-        self._used[digest] = now
-        if len(self._used) > MAX_NONCES:
-            self._used.popitem(last=False)
+        self._used[digest] = True
         return credential.caller
