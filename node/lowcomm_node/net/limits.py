@@ -107,7 +107,7 @@ class PeerLimit:
     """
 
     def __init__(self, most: int | None = None) -> None:
-        self._most = most
+        self.allow(most)
         self._held: Counter[str] = Counter()
         self._shares = Shares()
         self._calling: Counter[tuple[str, str]] = Counter()
@@ -117,14 +117,9 @@ class PeerLimit:
         self.turned_away = 0
         """How often there was no room for a peer, in either direction."""
 
-    @property
-    def most(self) -> int:
-        """The limit."""
-        return DEFAULT_PEERS if self._most is None else self._most
-
     def allow(self, most: int | None) -> None:
         """Set another limit. Peers above it stay until their calls have ended."""
-        self._most = most
+        self.most = DEFAULT_PEERS if most is None else most
 
     def __len__(self) -> int:
         """How many peers there are."""
