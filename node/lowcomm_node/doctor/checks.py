@@ -1,6 +1,5 @@
 """Checks of the node, its swarm, how others reach it, and this machine."""
 
-import ipaddress
 import os
 import re
 import shutil
@@ -25,6 +24,7 @@ from lowcomm_node.doctor.findings import (
     Survey,
     is_public,
 )
+from lowcomm_node.net.targets import host_in, number_of
 from lowcomm_node.status.model import to_json
 from lowcomm_node.system.machine import memory_of_machine
 from lowcomm_node.system.units import place, size
@@ -334,17 +334,10 @@ def _not_announced(survey: Survey) -> str:
     """The address at which we can be called but that others do not know; empty if none."""
     callers = (helper.sees for helper in survey.helpers if helper.reached.get(ProbeKind.DIRECT))
     sees = next(callers, "")
-    hosts = (address.rpartition(":")[0].strip("[]") for address in survey.subject.announced)
-    numbers = [_number(host) for host in hosts]
-    return "" if not sees or sees in numbers or None in numbers or not numbers else sees
-
-
-def _number(host: str) -> str | None:
-    """An IP address in its usual spelling; None for a name, which may lead anywhere."""
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        return None
+    hosts = [host_in(address) or "" for address in survey.subject.announced]
+    # A name may lead anywhere.
+    are_others = all(number_of(host) is not None and host != sees for host in hosts)
+    return sees if hosts and are_others else ""
 
 
 def _let_calls_in(survey: Survey, kind: Nat) -> str:

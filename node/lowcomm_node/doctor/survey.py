@@ -6,12 +6,11 @@ our libp2p ── to up to MAX_HELPERS ── look          which address, over 
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from lowcomm_node.doctor.findings import Helper, Subject, Survey
-from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.addresses import EntryPoint, also_over_quic, host_of, parse_entry_point
+from lowcomm_node.net.addresses import EntryPoint, also_over_quic, host_of, valid_entries
 from lowcomm_node.net.control import Streams
 from lowcomm_node.net.targets import outward_address
 from lowcomm_node.swarm.probes import CONNECT_DEADLINE, Asker
@@ -55,11 +54,9 @@ def choose_helpers(askers: Sequence[tuple[Asker, Helper]]) -> list[tuple[Asker, 
 def distinct(entries: Iterable[str], own_peer_id: str) -> list[EntryPoint]:
     """One address of each peer, ours and those through relays left out; MAX_TRIED at most."""
     found: dict[str, EntryPoint] = {}
-    for text in entries:
-        with suppress(ConfigError):
-            entry = parse_entry_point(text)
-            if entry.relay is None and entry.peer_id != own_peer_id:
-                found.setdefault(entry.peer_id, entry)
+    for entry in valid_entries(entries):
+        if entry.relay is None and entry.peer_id != own_peer_id:
+            found.setdefault(entry.peer_id, entry)
     return list(found.values())[:MAX_TRIED]
 
 

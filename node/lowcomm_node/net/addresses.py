@@ -9,7 +9,7 @@ Other forms are rejected, since the addresses come from untrusted peers.
 
 import ipaddress
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -67,6 +67,13 @@ def parse_entry_point(text: str) -> EntryPoint:
             f"{text[:120]!r} is not the address of a peer: expected one such as {EXAMPLE}."
         )
     return EntryPoint(peer_id, dial)
+
+
+def valid_entries(addresses: Iterable[str]) -> Iterator[EntryPoint]:
+    """The addresses of peers among these; malformed ones are skipped."""
+    for text in addresses:
+        with suppress(ConfigError):
+            yield parse_entry_point(text)
 
 
 def parse_announced(text: str, peer_id: str) -> str:
@@ -228,11 +235,9 @@ class EntryPoints:
     def add(self, addresses: Sequence[str]) -> None:
         """Remember addresses. Malformed ones are skipped; the oldest learned ones are evicted when
         full."""
-        for text in addresses:
-            with suppress(ConfigError):
-                entry = parse_entry_point(text)
-                if entry.peer_id != self._peer_id and entry not in (*self.named, *self.learned):
-                    self.learned = (*self.learned, entry)
+        for entry in valid_entries(addresses):
+            if entry.peer_id != self._peer_id and entry not in (*self.named, *self.learned):
+                self.learned = (*self.learned, entry)
         surplus = len(self.named) + len(self.learned) - MAX_ENTRY_POINTS
         self.learned = self.learned[max(0, surplus) :]
 
@@ -246,20 +251,12 @@ class EntryPoints:
 
 def leading_to(peer_id: str, addresses: Sequence[str]) -> list[EntryPoint]:
     """The addresses that lead to this peer. They come from its record, so others are ignored."""
-    entries: list[EntryPoint] = []
-    for text in addresses[:MAX_DIALED]:
-        with suppress(ConfigError):
-            entry = parse_entry_point(text)
-            if entry.peer_id == peer_id:
-                entries.append(entry)
-    return entries
+    return [it for it in valid_entries(addresses[:MAX_DIALED]) if it.peer_id == peer_id]
 
 
 def by_peer(addresses: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The addresses of each peer. Malformed ones are skipped."""
     entries: dict[str, tuple[str, ...]] = {}
-    for text in addresses:
-        with suppress(ConfigError):
-            entry = parse_entry_point(text)
-            entries[entry.peer_id] = (*entries.get(entry.peer_id, ()), str(entry))
+    for entry in valid_entries(addresses):
+        entries[entry.peer_id] = (*entries.get(entry.peer_id, ()), str(entry))
     return entries

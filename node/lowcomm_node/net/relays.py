@@ -24,7 +24,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from lowcomm_node.errors import ConfigError, LinkLost
+from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import (
     CIRCUIT,
     EntryPoint,
@@ -34,8 +34,8 @@ from lowcomm_node.net.addresses import (
     host_of,
     is_dialable,
     parse_announced,
-    parse_entry_point,
     reach,
+    valid_entries,
 )
 from lowcomm_node.net.control import Control, read_message, send_message
 from lowcomm_node.net.hivemind_client import CALL_DEADLINE
@@ -208,11 +208,9 @@ class Reachability:
     async def look_at_ourselves(self) -> None:
         """Learn at which addresses p2pd can be reached. Raises LinkLost."""
         _, found = await self._control().identify(CALL_DEADLINE)
-        dials: list[str] = []
-        for address in found:
-            with suppress(ConfigError):  # those that no other node can use
-                dials.append(parse_entry_point(f"{address}/p2p/{self._peer_id}").dial)
-        self.visible = tuple(dials)
+        # Without those that no other node can use.
+        entries = valid_entries(f"{address}/p2p/{self._peer_id}" for address in found)
+        self.visible = tuple(entry.dial for entry in entries)
 
     async def look_from_outside(self) -> None:
         """Learn where others see us, which tells the NAT's port, and keep our places at relays.
