@@ -1,8 +1,8 @@
 """The state of one exchange between capture and merge, and the outer steps that are kept after it.
 
 In all kinds, ``sent`` is our contribution, ``mean_of`` gives the mean of all, and ``ranges`` are
-where there is one. Vectors are flat, float32, in host memory. A kind of exchange has one entry in
-`CAPTURES`: a class with all that the trainer must know of it.
+where there is one. Vectors are flat, float32, in host memory. A kind of exchange has one class,
+by `capture_for`, with all that the trainer must know of it.
 """
 
 from abc import ABC, abstractmethod
