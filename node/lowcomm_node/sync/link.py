@@ -66,7 +66,8 @@ class Incoming:
         return self.come == self.size
 
     def take(self, chunk: pb.Chunk | ChunkFrame) -> int:
-        """Take in one chunk; its bytes. Raises ProtocolViolation if it is out of place."""
+        """Take in one chunk; its bytes. Raises ProtocolViolation if it is out of place, or if the
+        whole is not what was announced."""
         data = chunk.data  # once: protobuf copies it each time
         end = self.come + len(data)
         if chunk.offset != self.come or not data or end > self.size:
@@ -81,12 +82,9 @@ class Incoming:
         self._into[self.come : end] = data
         self._hash.update(data)
         self.come = end
-        return len(data)
-
-    def check(self) -> None:
-        """Raise ProtocolViolation if what has come is not what was announced."""
-        if self._hash.digest() != self.digest:
+        if self.whole and self._hash.digest() != self.digest:
             raise ProtocolViolation("sent a contribution that does not match its checksum")
+        return len(data)
 
 
 class Link:
@@ -287,7 +285,6 @@ class Link:
             if waited > MEASURED_FROM and left > self._time_left():
                 self._on_slow(left)
             return None
-        self._incoming.check()
         seconds = max(1e-3, monotonic() - self._announced)
         self.stages.add("receive", seconds)
         self._receiving += seconds
