@@ -19,6 +19,7 @@ from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.storage.paths import Paths, absolute
 from lowcomm_node.system.command import unwinding_signals
 from lowcomm_node.system.units import clean, size
+from lowcomm_protocol.errors import LowcommError
 
 if TYPE_CHECKING:
     from lowcomm_node.storage.checkpoint import CheckpointStore
@@ -27,6 +28,8 @@ checkpoints = typer.Typer(
     help="Checkpoints of this node: list, verify, export, publish.", no_args_is_help=True
 )
 app.add_typer(checkpoints, name="checkpoint")
+BEGINNING = "Once upon a time"
+"""Of the sample in a report."""
 CHECKPOINTS = "checkpoints", "checkpoints"
 """Their name in a folder of a run, and in messages."""
 _IN_WORDS = {
@@ -210,9 +213,15 @@ def report(
         folder: A home, or a folder of homes as a demo leaves it; default: that of --home.
         output: The file to write.
     """
+    from lowcomm_node.models.inference import generate_from
     from lowcomm_node.status.report import write_report
 
-    homes = write_report(absolute(folder or here.folder), output, run)
+    home = absolute(folder or here.folder)
+    sample = ""
+    with suppress(LowcommError, OSError):  # a report without one is good as well
+        saved = newest(home, run, *CHECKPOINTS)
+        sample = BEGINNING + generate_from(saved, BEGINNING, 60, 0.8, 0)
+    homes = write_report(home, output, run, sample)
     content = {"file": str(output.absolute()), "homes": homes, "written": time.time()}
     here.show(content, f"{output} written: open it in a browser")
 

@@ -255,7 +255,7 @@ class Demo:
         checkpoints = [Path(status.checkpoint.path) for status in statuses if status.checkpoint]
         homes = [child.home for child in self._children[1:]]
         compared = compare(checkpoints, homes[0] / "data", SAMPLE_TOKENS, spec.data, self._tell)
-        write_report(home, home / "report.html")
+        write_report(home, home / "report.html", sample=compared.sample)
         tidy(homes, checkpoints)
         return DemoResult(
             method=self.method,

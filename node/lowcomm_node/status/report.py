@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import cycle, pairwise
 from pathlib import Path
+from statistics import mean
 from time import localtime, strftime, time
 
 import numpy as np
@@ -24,7 +25,7 @@ from lowcomm_node.system.release import describe
 from lowcomm_node.system.units import clean, loss, quantity, seconds, short_peer, size
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
+from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, RunSpec, SignedRun, read_signed_run
 
 SAMPLES = 600
 """Points of a chart, at most."""
@@ -49,15 +50,17 @@ Rows = Sequence[Sequence[str]]
 Show = Callable[[float], str]
 
 
-def write_report(home: Path, file: Path, fingerprint: str | None = None) -> int:
+def write_report(home: Path, file: Path, fingerprint: str | None = None, sample: str = "") -> int:
     """Write the report of a home, or of a folder of homes; the number of homes in it.
+
+    ``sample``: text that the model wrote.
 
     Raises ConfigError if there is nothing to report, or the file can't be written; NodeError if a
     journal can't be read.
     """
     stories = read_stories(home, fingerprint)
     try:
-        write_atomic(file, _page(stories).encode())
+        write_atomic(file, _page(stories, sample).encode())
     except OSError as error:
         raise ConfigError(
             f"{file} can't be written ({error.strerror}): name another file with --output."
@@ -90,12 +93,6 @@ class RunStory:
     """Exchanges that were applied, and others, by peer."""
     last: dict[str, float] = field(default_factory=dict[str, float])
     """End of the last exchange with each peer (Unix seconds)."""
-
-    @property
-    def bytes_sent(self) -> int:
-        """Growth over all samples of a count that begins at 0 with each start of the node."""
-        counts = [one.bytes_sent for one in self.samples]
-        return sum(now - before if now >= before else now for before, now in pairwise(counts))
 
     @property
     def held_out(self) -> list[Point]:
@@ -170,26 +167,35 @@ def rising(points: Iterable[tuple[float | None, float | None]]) -> list[Point]:
 # --- The page -------------------------------------------------------------------------------------
 
 
-def _page(stories: Sequence[RunStory]) -> str:
+def _page(stories: Sequence[RunStory], sample: str) -> str:
     first = stories[0]
     run = first.run.spec if first.run else None
     title = f"{clean(run.run.name if run else first.fingerprint)}@{first.fingerprint}"
     about = "The home no longer holds the specification of this run."
     if run is not None:
         about = clean(" · ".join(filter(None, [run.run.description, run.sync.method])))
-    sections = [part for story in stories for part in _node(story, len(stories) > 1)]
-    if len(stories) > 1:
-        lines = [(f"{story.name} held-out", story.held_out) for story in stories]
-        sections.insert(0, _chart("Held-out loss of all nodes", lines, _whole, "{:.3g}".format))
+    sections = [f"<p class=lead>{escape(clean(_lead(stories)))}</p>"]
+    held_out = [(story.name, story.held_out) for story in stories]
+    training = [
+        (story.name, rising((one.swarm_step, one.loss) for one in story.samples))
+        for story in stories
+    ]
+    for what, lines in (("Held-out loss", held_out), ("Training loss", training)):
+        head = f"{what}, nats a token, by swarm step: lower is better"
+        sections.append(_chart(head, lines, _whole, _short))
+    if first.amendments:
+        sections.append(_table("Changes of the run by its creator", "when|what", first.amendments))
+    if sample:
+        quote = f"<blockquote>{escape(clean(sample))}</blockquote>"
+        sections.append(f"<section><h2>What the model writes</h2>{quote}</section>")
     if run is not None:
-        settings = [
-            [f"{section}.{name}", str(value)[:500]]
-            for section, values in run.model_dump().items()
-            if isinstance(values, dict)
-            for name, value in values.items()
-            if value not in ("", (), [])
-        ]
-        sections.append(_table("Settings of the run", "setting|value", settings))
+        heads = "setting|value|usual"
+        sections.append(_table("Settings that differ from the usual", heads, list(_own(run))))
+    for story in stories:
+        last = story.samples[-1].phase if story.samples else "unknown"
+        head = f"{story.name}: {last}, {story.outcomes['applied']} exchanges"
+        sections.append(f"<details><summary>{escape(clean(head))}</summary>")
+        sections += [*_node(story), "</details>"]
     style = "".join(
         (PAGE / name).read_text(encoding="utf-8") for name in ("page.css", "report.css")
     )
@@ -200,25 +206,50 @@ def _page(stories: Sequence[RunStory]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title>"
         f"<style>{style}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(about)}</p></header>"
+        f"<header><div><h1>{escape(title)}</h1><p class=quiet>{escape(about)}</p></div></header>"
         f"<main>{''.join(sections)}</main><footer class=quiet>written {_when(time())} by "
         f"{escape(clean(f'lowcomm-node {describe(PROTOCOL_VERSION)}'))} from {journals}</footer>"
         "</body></html>\n"
     )
 
 
-def _node(story: RunStory, is_named: bool) -> Iterator[str]:
-    if is_named:
-        yield f"<h2 class=node>{escape(clean(story.name))}</h2>"
-    figures = (
-        f"<div><dt>{escape(name)}</dt><dd>{escape(clean(value))}</dd></div>"
-        for name, value in _figures(story)
-    )
-    yield f"<section><dl class=figures>{''.join(figures)}</dl></section>"
+def _lead(stories: Sequence[RunStory]) -> str:
+    """Who trained, when, how far, and what it cost, in sentences."""
+    many = f"{len(stories)} nodes" if len(stories) > 1 else "One node"
+    samples = [one for story in stories for one in story.samples]
+    if not samples:
+        return f"{many} took part, and nothing was written down."
+    began, ended = min(one.time for one in samples), max(one.time for one in samples)
+    span = f"from {_when(began)} to {_when(ended)} ({seconds(ended - began)})"
+    steps = max(one.swarm_step or 0 for one in samples)
+    run = stories[0].run
+    total = f" of {run.spec.run.steps}" if run else ""
+    text = f"{many} trained {span} and came to swarm step {steps}{total}."
+    if held_out := [story.held_out for story in stories if story.held_out]:
+        first, last = (mean(one[place][1] for one in held_out) for place in (0, -1))
+        text += f" The held-out loss went from {loss(first, 2)} to {loss(last, 2)} nats a token."
+    sent, reduced = (sum(each(story) for story in stories) for each in (_sent, _all_reduced))
+    tokens = sum(story.samples[-1].tokens or 0 for story in stories if story.samples)
+    text += f" They gave {quantity(tokens)} tokens and sent {size(sent)}"
+    if sent and reduced:
+        text += f": {reduced / sent:.0f} times less traffic than all-reduce at every step"
+        text += f" ({size(reduced)})"
+    return f"{text}."
+
+
+def _own(run: RunSpec) -> Iterator[Sequence[str]]:
+    """Settings other than those of the method and of a run without any, beside those."""
+    least = {"run": {"name": run.run.name}, "sync": {"method": run.sync.method}}
+    usual = RunSpec.model_validate(least | {"model": {"kind": run.model.kind}}).model_dump()
+    for section, values in run.model_dump().items():
+        for name, value in values.items() if isinstance(values, dict) else ():
+            other = usual[section].get(name)
+            if value != other:
+                yield f"{section}.{name}", str(value)[:LONGEST], str(other)[:LONGEST]
+
+
+def _node(story: RunStory) -> Iterator[str]:
     samples = story.samples
-    training = rising((one.swarm_step, one.loss) for one in samples)
-    lines = [("training", training), ("held-out", story.held_out)]
-    yield _chart("Loss (nats a token) by swarm step", lines, _whole, "{:.3g}".format)
     began = samples[0].time if samples else 0.0
     speed = rising((one.time - began, one.tokens_per_second) for one in samples)
     yield _chart("Tokens a second", [("", speed)], seconds, quantity)
@@ -233,25 +264,13 @@ def _node(story: RunStory, is_named: bool) -> Iterator[str]:
     yield _table("Peers", "peer|applied|not applied|last", list(_peers(story)))
     heads = "since|this node|other peers, as they claim"
     yield _table("Releases over time", heads, _releases(samples))
-    yield _table("Changes of the run by its creator", "when|what", story.amendments)
     yield _table("Warnings, the newest last", "when|what", story.warnings)
 
 
-def _figures(story: RunStory) -> Iterator[tuple[str, str]]:
-    last = story.samples[-1] if story.samples else None
-    yield "last phase", last.phase if last else "unknown"
-    yield "swarm step", str(last.swarm_step) if last else "unknown"
-    yield "loss", loss(last.loss if last else None)
-    yield "held-out loss", loss(last.val_loss if last else None)
-    yield "tokens", quantity(last.tokens if last else None)
-    lasted = last.time - story.samples[0].time if last else None
-    yield "from first to last sample", seconds(lasted)
-    yield "exchanges applied", f"{story.outcomes['applied']} of {story.outcomes.total()}"
-    yield "sent", size(story.bytes_sent)
-    if reduced := _all_reduced(story):
-        yield "all-reduce at every step would have sent", size(reduced)
-        if story.bytes_sent:
-            yield "times as much", f"{reduced / story.bytes_sent:.0f}"
+def _sent(story: RunStory) -> float:
+    """Growth over all samples of a count that begins at 0 with each start of the node."""
+    counts = [one.bytes_sent for one in story.samples]
+    return sum(now - before if now >= before else now for before, now in pairwise(counts))
 
 
 def _all_reduced(story: RunStory) -> float:
@@ -359,6 +378,10 @@ def _chart(
 
 def _when(moment: float) -> str:
     return strftime("%Y-%m-%d %H:%M", localtime(moment))
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
 
 
 def _whole(value: float) -> str:
