@@ -473,7 +473,6 @@ class Peer:
     def _on_answer(self, one: Underway, peer: str, accepted: events.Accepted) -> None:
         theirs, ours, longest = accepted.offer, one.offer, self.budget.deadlines.longest
         one.calling.discard(peer)
-        lost: events.Lost | None = None
         # An honest peer refuses an offer that it can't take as it stands.
         if (theirs.fragment, theirs.plan, theirs.codec) != (ours.fragment, ours.plan, ours.codec):
             why = "accepted something else than we offered"
@@ -488,11 +487,11 @@ class Peer:
             why = f"needs {theirs.seconds} s for its steps and contents, where an exchange may "
             why += f"take {longest:.0f} s"
             lost = events.Lost(peer=peer, reason=why, cause=Refusal.TOO_SLOW)
-        if lost is not None:
-            self._on_lost(one, lost)
+        else:
+            self._tell(one, accepted)
+            self._allow(one)
             return
-        self._tell(one, accepted)
-        self._allow(one)
+        self._on_lost(one, lost)
 
     def _on_lost(self, one: Underway, lost: events.Lost) -> None:
         """Go on without a peer, if anything was still to come from it; what no honest peer does is
