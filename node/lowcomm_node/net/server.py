@@ -248,7 +248,7 @@ class ExchangeService:
             raise RecordError("A call from this machine that comes through no pipe is refused.")
         if origin.incoming is None:
             return self.gatekeeper.caller(metadata)
-        peer = self.gatekeeper.tunneled(origin.incoming.peer_id, metadata)
+        peer = self.gatekeeper.caller(metadata, tunneled=origin.incoming.peer_id)
         origin.incoming.accept()
         return peer
 

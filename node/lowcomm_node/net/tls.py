@@ -132,32 +132,28 @@ class Gatekeeper:
         )
         return ((CREDENTIAL_KEY, credential),)
 
-    def caller(self, metadata: dict[str, bytes]) -> str:
+    def caller(self, metadata: dict[str, bytes], tunneled: str = "") -> str:
         """The peer id of an authenticated and admitted caller. Raises RecordError, SignatureError
-        or AdmissionError, and counts the refusal."""
-        try:
-            return self._caller(metadata.get(CREDENTIAL_KEY), self._clock())
-        except LowcommError as error:
-            self._refusals.count(What.CALL, error.reason)
-            raise
+        or AdmissionError, and counts the refusal.
 
-    def tunneled(self, peer_id: str, metadata: dict[str, bytes]) -> str:
-        """The same for a caller that libp2p has authenticated, who needs a credential only to show
-        an invite."""
-        if CREDENTIAL_KEY in metadata:
-            if (caller := self.caller(metadata)) != peer_id:
-                self._refusals.count(What.CALL, Reason.MISPLACED)
+        ``tunneled``: the caller whom libp2p has authenticated, who needs a credential only to show
+        an invite.
+        """
+        try:
+            if tunneled and CREDENTIAL_KEY not in metadata:
+                public_key_of(tunneled)  # libp2p lets in keys that anybody can sign for
+                self._admission.check_again(tunneled, self._clock())
+                return tunneled
+            caller = self._caller(metadata.get(CREDENTIAL_KEY), self._clock())
+            if tunneled not in ("", caller):
                 raise RecordError(
-                    "A credential of another peer than the one that calls is refused."
+                    "A credential of another peer than the one that calls is refused.",
+                    reason=Reason.MISPLACED,
                 )
             return caller
-        try:
-            public_key_of(peer_id)  # libp2p lets in keys that anybody can sign for
-            self._admission.check_again(peer_id, self._clock())
         except LowcommError as error:
             self._refusals.count(What.CALL, error.reason)
             raise
-        return peer_id
 
     def _caller(self, data: object, now: float) -> str:
         if not isinstance(data, bytes):

@@ -244,24 +244,24 @@ def test_a_caller_through_a_tunnel_needs_a_credential_only_to_show_its_invite():
     keeper = Gatekeeper(CALLEE, RUN, Clock(), admission=admission, refusals=refusals)
     invited = Gatekeeper(CALLER, RUN, Clock(), claim=token.claim(CALLER.peer_id, NOW).data)
     with pytest.raises(LowcommError, match="invited peers only"):
-        keeper.tunneled(CALLER.peer_id, {})
+        keeper.caller({}, CALLER.peer_id)
     assert (
-        keeper.tunneled(CALLER.peer_id, dict(invited.credential_for(CALLEE.peer_id)))
+        keeper.caller(dict(invited.credential_for(CALLEE.peer_id)), CALLER.peer_id)
         == CALLER.peer_id
     )
-    assert keeper.tunneled(CALLER.peer_id, {}) == CALLER.peer_id, "it is known now"
+    assert keeper.caller({}, CALLER.peer_id) == CALLER.peer_id, "it is known now"
     with pytest.raises(RecordError, match="another peer than the one that calls"):
-        keeper.tunneled(STRANGER.peer_id, dict(invited.credential_for(CALLEE.peer_id)))
+        keeper.caller(dict(invited.credential_for(CALLEE.peer_id)), STRANGER.peer_id)
     admission.hear_removals(write_removals(CALLEE, RUN, 1, frozenset([CALLER.peer_id])).data)
     with pytest.raises(LowcommError, match="was removed"):
-        keeper.tunneled(CALLER.peer_id, {})
+        keeper.caller({}, CALLER.peer_id)
     assert refusals.counts() == {"call.misplaced": 1, "call.not-invited": 1, "call.removed": 1}
 
 
 def test_a_peer_id_that_anybody_can_sign_for_does_not_come_in_through_a_tunnel():
     refusals = Refusals()
     with pytest.raises(SignatureError, match="anybody can sign for"):
-        Gatekeeper(CALLEE, RUN, Clock(), refusals=refusals).tunneled(peer_id_of(bytes(32)), {})
+        Gatekeeper(CALLEE, RUN, Clock(), refusals=refusals).caller({}, peer_id_of(bytes(32)))
     assert refusals.counts() == {"call.bad-signature": 1}
 
 
