@@ -34,7 +34,7 @@ from typing import Any
 from cachetools import TTLCache
 
 from lowcomm_node.dht.keys import MAX_LIFE, MAX_VALUE, Provenance, Provenances
-from lowcomm_node.dht.records import SEARCHED
+from lowcomm_node.dht.records import SEARCHED, place_of_key
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import place_in
 from lowcomm_node.net.control import Connection
@@ -116,12 +116,6 @@ class Silent(TTLCache[Any, None]):
         self.pop(peer, None)
 
 
-def place_of(peer_id: str) -> DHTID:
-    """The DHT place of a peer. Python's ``random`` would put two processes with one seed at one
-    place."""
-    return DHTID.generate(source=peer_id)
-
-
 def guard(
     protocol: DHTProtocol,
     provenances: Provenances,
@@ -135,7 +129,7 @@ def guard(
     def is_in_place(node_id: DHTID, peer: PeerID) -> bool:
         # Others may report a named peer only at the place that it has named itself.
         name = peer.to_base58()
-        return node_id == place_of(name) or (
+        return node_id == place_of_key(name) or (
             name in named and protocol.routing_table.get(peer_id=peer) == node_id
         )
 
@@ -154,7 +148,7 @@ def guard(
         # hivemind declares that its table gives a PeerID here; it gives a DHTID.
         known: Any = node_id if node_id is not None else protocol.routing_table.get(peer_id=peer_id)
         name, table = peer_id.to_base58(), protocol.routing_table
-        if known is None or not (known == place_of(name) or name in named):
+        if known is None or not (known == place_of_key(name) or name in named):
             return
         before: Any = table.get(peer_id=peer_id)
         if before is not None and before != known and before in table:
@@ -204,7 +198,7 @@ class OwnRecords(RecordValidatorBase):
             return False
         if not record.expiration_time <= min(found.expires, now + MAX_LIFE) + CLOCK_SLACK:
             return self._refuse(Reason.LIVES_TOO_LONG)
-        if DHTID.generate(source=found.key).to_bytes() != record.key:
+        if place_of_key(found.key).to_bytes() != record.key:
             return self._refuse(Reason.MISPLACED)
         return True
 

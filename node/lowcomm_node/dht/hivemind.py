@@ -359,14 +359,14 @@ class Discovery(DhtRecords):
         return Control(self._daemon.control)
 
     async def _make_node(self) -> Any:
-        from lowcomm_node.dht.guard import Silent, guard, place_of  # after load_hivemind
+        from lowcomm_node.dht.guard import Silent, guard  # after load_hivemind
         from lowcomm_node.net.hivemind_parts import DHTNode
 
         try:
             async with asyncio.timeout(CALL_DEADLINE):
                 node = await DHTNode.create(
                     p2p=self._p2p,
-                    node_id=place_of(self.peer_id),
+                    node_id=place_of_key(self.peer_id),
                     cache_locally=False,
                     cache_nearest=0,
                 )

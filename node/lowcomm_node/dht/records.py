@@ -215,13 +215,8 @@ class DhtRecords:
         """The peers nearest to a place, nearest first; None if there is no node, or it fails."""
         if self.node is None:
             return None
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                found = await self.node.find_nearest_nodes([place], k_nearest=SEARCHED)
-        except Exception as error:  # hostile answers can make hivemind raise anything
-            log.debug("dht.call_failed", method="find_nearest_nodes", error=repr(error))
-            return None
-        return found[place]
+        found = await _answer(self.node.find_nearest_nodes([place], k_nearest=SEARCHED))
+        return found and found[place]
 
     # calls to one peer
 
@@ -252,21 +247,30 @@ class DhtRecords:
 
     async def _call(self, method: str, peer: Any, *arguments: Any, **options: Any) -> Any:
         """Call one peer. Without an answer it is avoided for a while."""
-        node, answer = self.node, None
+        node = self.node
         if node is None:
             return None
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                answer = await getattr(node.protocol, method)(peer, *arguments, **options)
-        except Exception as error:  # hostile answers can make hivemind raise anything
-            log.debug("dht.call_failed", method=method, error=repr(error))
+        answer = await _answer(getattr(node.protocol, method)(peer, *arguments, **options))
         if not answer:
             node.blacklist.register_failure(peer)
         return answer
 
 
+async def _answer(call: Any) -> Any:
+    """The answer to a call (a coroutine) of hivemind's; None if it failed."""
+    try:
+        async with asyncio.timeout(CALL_DEADLINE):
+            return await call
+    except Exception as error:  # hostile answers can make hivemind raise anything
+        log.debug("dht.call_failed", method=call.__name__, error=repr(error))
+        return None
+
+
 def place_of_key(key: str) -> Any:
-    """The place of a key in the DHT."""
+    """The place of a key, or of a peer id, in the DHT.
+
+    Python's ``random``, as hivemind has it, would put two processes with one seed at one place.
+    """
     from lowcomm_node.net.hivemind_parts import DHTID
 
     return DHTID.generate(source=key)

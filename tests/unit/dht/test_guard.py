@@ -17,6 +17,7 @@ from lowcomm_node.dht.keys import (
     peers_key,
     removals_key,
 )
+from lowcomm_node.dht.records import place_of_key
 from lowcomm_node.net.control import Connection
 from lowcomm_node.net.hivemind_parts import (
     DHTID,
@@ -258,7 +259,7 @@ class Table:
     async def hear(self, peer: Identity, place: DHTID | None = None) -> list[DHTID]:
         """A peer says where it stands; where it stands by our table."""
         peer_id = PeerID.from_base58(peer.peer_id)
-        await self.update_routing_table(place or guard.place_of(peer.peer_id), peer_id)
+        await self.update_routing_table(place or place_of_key(peer.peer_id), peer_id)
         return [
             node_id for node_id, one in self.routing_table.uid_to_peer_id.items() if one == peer_id
         ]
@@ -273,7 +274,7 @@ ANYWHERE, ELSEWHERE = (
 async def test_only_a_peer_that_the_owner_has_named_may_stand_anywhere():
     table = Table(ADA)
     assert await table.hear(BOB, ANYWHERE) == []
-    assert await table.hear(BOB) == [guard.place_of(BOB.peer_id)]
+    assert await table.hear(BOB) == [place_of_key(BOB.peer_id)]
     assert await table.hear(ADA, ANYWHERE) == [ANYWHERE]
 
 
