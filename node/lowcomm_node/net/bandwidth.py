@@ -142,8 +142,6 @@ class Turns:
         return sum(rate or 0.0 for _, rate in moving) >= FULL * line
 
 
-SHORTEST_PIECE = 16 * 1024
-"""Bytes."""
 PIECE_SECONDS = 0.1
 """A piece takes about this long at the allowed rate."""
 CREDIT_SECONDS = 0.2
@@ -221,7 +219,7 @@ class BandwidthLimit:
         """The most bytes to pass at a time."""
         if self.rate is None:
             return largest
-        return min(largest, max(SHORTEST_PIECE, int(self.rate * PIECE_SECONDS)))
+        return min(largest, max(LEAST_PIECE, int(self.rate * PIECE_SECONDS)))
 
     async def pass_(self, count: int) -> None:
         """Wait until ``count`` bytes may go, first come first served. Zero bytes never wait."""
