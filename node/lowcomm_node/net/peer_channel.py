@@ -16,7 +16,7 @@ from grpc import aio
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import CIRCUIT
 from lowcomm_node.net.pipe import Outgoing, Pipes, name_tunnel
-from lowcomm_node.net.routes import DEADLINES, Attempt, PeerRoute, Route, RouteChoice
+from lowcomm_node.net.routes import DEADLINES, PeerRoute, Route, RouteChoice
 from lowcomm_node.net.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
 from lowcomm_node.net.targets import MAX_ADDRESSES, Targets
 from lowcomm_node.net.tls import SERVER_NAME, Gatekeeper, pinned
@@ -194,10 +194,10 @@ class PeerChannel:
         async with in_time(PATIENCE, f"can't be reached within {PATIENCE:.0f} s"):
             while not self._closed:
                 plan = self._choice.plan(self._clock())
-                for attempt in plan.attempts:
+                for route, after in plan.attempts.items():
                     # Else what was begun to renew it opens it now
-                    if attempt.route not in self._attempts:
-                        self._begin(attempt)
+                    if route not in self._attempts:
+                        self._begin(route, after)
                 if plan.use is not None:
                     self._improve(self._open[plan.use])
                     return self._open[plan.use].channel
@@ -265,16 +265,16 @@ class PeerChannel:
 
     # opening
 
-    def _begin(self, attempt: Attempt) -> None:
-        if attempt.route is Route.DIRECT:
+    def _begin(self, route: Route, after: float = 0.0) -> None:
+        if route is Route.DIRECT:
             self._direct_failed.clear()
-        self._attempts[attempt.route] = start(self._attempt(attempt))
+        self._attempts[route] = start(self._attempt(route, after))
 
-    async def _attempt(self, attempt: Attempt) -> None:
-        route, peer_id = attempt.route, self._info.peer_id
+    async def _attempt(self, route: Route, after: float) -> None:
+        peer_id = self._info.peer_id
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(attempt.after):
+                async with asyncio.timeout(after):
                     await self._direct_failed.wait()
             began = self._clock()
             async with asyncio.timeout(DEADLINES[route]):
@@ -398,7 +398,7 @@ class PeerChannel:
         addresses = await self._dialer.pipes.streams.connected_at(self._info.peer_id)
         is_direct = any(address and not address.endswith(CIRCUIT) for address in addresses)
         if is_direct and not self._closed and Route.TUNNEL not in self._attempts:
-            self._begin(Attempt(route=Route.TUNNEL))
+            self._begin(Route.TUNNEL)
 
     def _retire(self, route: Route) -> None:
         """Make no new calls on a channel, and close it when its calls have ended."""

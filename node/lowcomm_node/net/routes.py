@@ -11,7 +11,8 @@ open.
                           └── failed, dropped ──────────────────┘
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 
 DIRECT_DEADLINE = 5.0
@@ -75,22 +76,14 @@ DEADLINES = {Route.DIRECT: DIRECT_DEADLINE, Route.TUNNEL: TUNNEL_DEADLINE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """An instruction to open a route."""
-
-    route: Route
-    after: float = 0.0
-    """Seconds to wait for another attempt under way; less if that one fails sooner."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class CallPlan:
     """What to do for a call."""
 
     use: Route | None
     """The route to take; None: wait for an attempt, or give up if none is under way."""
-    attempts: tuple[Attempt, ...] = ()
-    """Attempts to begin now."""
+    attempts: Mapping[Route, float] = field(default_factory=dict)
+    """Routes to begin to open now, with the seconds to wait for another attempt under way; less if
+    that one fails sooner."""
     reason: str = ""
     """Why there is neither a route nor an attempt."""
 
@@ -138,21 +131,20 @@ class RouteChoice:
 
     def plan(self, now: float) -> CallPlan:
         """What to do for a call that is made now."""
-        use, attempts, is_opening = self.route, list[Attempt](), False
+        use, attempts, is_opening = self.route, dict[Route, float](), False
         for route, state in self._states.items():
             if route is use:
                 break
             is_due = (state.due if use is not None else state.failed + ALONE_PAUSE) <= now
             if state.phase is _Phase.CLOSED and is_due:
                 state.phase = _Phase.OPENING
-                after = HEAD_START if is_opening else 0.0
-                attempts.append(Attempt(route=route, after=after))
+                attempts[route] = HEAD_START if is_opening else 0.0
             is_opening |= state.phase is _Phase.OPENING
         if use is None and not is_opening:
             reasons = self.reasons()
             reason = "can't be reached" + (f" ({reasons})" if reasons else "")
             return CallPlan(use=None, reason=reason)
-        return CallPlan(use=use, attempts=tuple(attempts))
+        return CallPlan(use=use, attempts=attempts)
 
     def opened(self, route: Route, now: float) -> None:
         """An attempt succeeded."""

@@ -10,7 +10,6 @@ from lowcomm_node.net.routes import (
     FLAP,
     HEAD_START,
     LONGEST_PAUSE,
-    Attempt,
     CallPlan,
     Route,
     RouteChoice,
@@ -25,7 +24,7 @@ def choice() -> RouteChoice:
 
 
 def routes_of(plan: CallPlan) -> list[Route]:
-    return [attempt.route for attempt in plan.attempts]
+    return list(plan.attempts)
 
 
 def with_dead_direct(choice: RouteChoice, now: float = 0.0) -> None:
@@ -36,13 +35,9 @@ def with_dead_direct(choice: RouteChoice, now: float = 0.0) -> None:
 
 
 def test_what_is_not_known_is_tried_direct_first_and_the_tunnel_after_a_head_start(choice):
-    assert choice.plan(0.0) == CallPlan(
-        use=None,
-        attempts=(
-            Attempt(route=DIRECT),
-            Attempt(route=TUNNEL, after=HEAD_START),
-        ),
-    )
+    plan = choice.plan(0.0)
+    assert plan == CallPlan(use=None, attempts={DIRECT: 0.0, TUNNEL: HEAD_START})
+    assert routes_of(plan) == [DIRECT, TUNNEL]
 
 
 def test_else_the_tunnel_and_no_call_waits_for_direct_any_more(choice):
@@ -62,7 +57,7 @@ def test_a_dead_direct_address_is_tried_again_beside_the_tunnel_and_less_often_e
         while not routes_of(plan := choice.plan(now)):
             assert plan.use is TUNNEL
             now += 0.5
-        assert plan == CallPlan(use=TUNNEL, attempts=(Attempt(route=DIRECT),))
+        assert plan == CallPlan(use=TUNNEL, attempts={DIRECT: 0.0})
         pauses.append(now - began)
         choice.failed(DIRECT, now, "did not answer")
     assert pauses[0] == FIRST_PAUSE
@@ -140,9 +135,8 @@ def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reas
                 opened.discard(route)
             case "plan":
                 plan = choice.plan(now)
-                for attempt in plan.attempts:
-                    assert attempt.route not in under_way | opened
-                    under_way.add(attempt.route)
+                assert not plan.attempts.keys() & (under_way | opened)
+                under_way |= plan.attempts.keys()
                 assert plan.use in opened if plan.use else not opened
                 assert plan.use is not TUNNEL or DIRECT not in opened, "direct where it is open"
                 assert plan.use or under_way or "can't be reached" in plan.reason
