@@ -284,8 +284,7 @@ class PeerSession:
             self.patience_left = min(self.patience, self.patience_left + count / self._rate)
             self.since = monotonic()
             self._bytes_received += count
-            self._fetch.bytes_received += count
-            self._fetch.use.add(count, monotonic())
+            self._fetch.received(count)
             if source is not None:
                 await self._ask_ahead(stream, source)
 
@@ -334,7 +333,7 @@ class Fetch:
         self._leaving: set[asyncio.Task[None]] = set()
         self._later: dict[str, float] = {}  # when a peer may be asked again; infinity: never
         self._patience: dict[str, float] = {}
-        self.use = Use()
+        self._use = Use()
 
     async def run(self, show: Callable[[str], None] = lambda text: None) -> None:
         """Fetch all pieces; ``show`` receives how far it is, or why it is no further. Raises
@@ -376,7 +375,7 @@ class Fetch:
         queued = sorted((one.position, name[-6:]) for name, one in sessions if one.position)
         if serving := self.serving:
             peers = "peer" if serving == 1 else "peers"
-            done, rate = self.download.size / 1e6, self.use.rate(monotonic()) / 1e6
+            done, rate = self.download.size / 1e6, self._use.rate(monotonic()) / 1e6
             total = f" of {self.download.total / 1e6:.1f}" if self.download.total else ""
             return f"{done:.1f}{total} MB from {serving} {peers}, {rate:.2f} MB/s"
         if queued:
@@ -389,6 +388,11 @@ class Fetch:
         """Why no peer gives the missing pieces."""
         reasons = [f"{peer[-6:]}: {reason}" for peer, reason in self.reasons.items()]
         return "; ".join(reasons[:3]) or "no peer that could give it is here yet"
+
+    def received(self, count: int) -> None:
+        """Count received bytes."""
+        self.bytes_received += count
+        self._use.add(count, monotonic())
 
     def _begin_sessions(self) -> None:
         most = self.down.rate or inf
