@@ -27,6 +27,7 @@ from cachetools import LRUCache, TTLCache
 from lowcomm_node.dht.keys import Provenances
 from lowcomm_node.dht.records import DhtRecords, place_of_key
 from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse, Unhealthy
+from lowcomm_node.net import hivemind_client as client
 from lowcomm_node.net.addresses import (
     MAX_DIALED,
     EntryPoint,
@@ -37,20 +38,6 @@ from lowcomm_node.net.addresses import (
     relay_of,
 )
 from lowcomm_node.net.control import Control, OpenStream, StreamListener, TakeStream
-from lowcomm_node.net.hivemind_client import (
-    BACKED_OFF,
-    CALL_DEADLINE,
-    CLOSE_DEADLINE,
-    KNOCK_DEADLINE,
-    NO_WAY,
-    attach,
-    detach,
-    in_words,
-    load_hivemind,
-    lookup_failure,
-    ping,
-    wait_routing,
-)
 from lowcomm_node.net.p2pd import START_DEADLINE, P2pDaemon, RelayLimits
 from lowcomm_node.net.punching import PROTOCOL as PUNCH
 from lowcomm_node.net.punching import Puncher
@@ -208,7 +195,7 @@ class Discovery(DhtRecords):
         calls = (self._knock(peer, leading_to(peer, at)) for peer, at in entry_points.items())
         knocks = await asyncio.gather(*calls)
         if alone and any(knock.reason is None for knock in knocks):
-            await wait_routing(self._p2p)
+            await client.wait_routing(self._p2p)
         return dict(zip(entry_points, knocks, strict=True))
 
     async def revive(self, restart: bool = False) -> bool:
@@ -284,10 +271,10 @@ class Discovery(DhtRecords):
         self._served.forget()
         if node is not None:
             with suppress(Exception):  # it waits for p2pd, which may be dead
-                async with asyncio.timeout(CLOSE_DEADLINE):
+                async with asyncio.timeout(client.CLOSE_DEADLINE):
                     await node.shutdown()
         if p2p is not None:
-            await detach(p2p)
+            await client.detach(p2p)
         if daemon is not None:
             await daemon.stop()
 
@@ -308,7 +295,9 @@ class Discovery(DhtRecords):
             self._refuse_closed()
             from lowcomm_node.dht.guard import Callers
 
-            self._p2p = await attach(self._daemon, Callers(self._control().connections).enter)
+            self._p2p = await client.attach(
+                self._daemon, Callers(self._control().connections).enter
+            )
             self.node = await self._make_node()
             await self._reachability.look_at_ourselves()
             await self._served.register(self._control(), self._daemon.pid)
@@ -333,11 +322,11 @@ class Discovery(DhtRecords):
             relays=settings.relays,
         )
         if relay is not None and relay.peers > 0:
-            await load_hivemind()
+            await client.load_hivemind()
             return await start_as_relay(make, relay)
         daemon = make()
         try:
-            await asyncio.gather(daemon.start(), load_hivemind())
+            await asyncio.gather(daemon.start(), client.load_hivemind())
         except BaseException:
             await daemon.stop()
             raise
@@ -363,7 +352,7 @@ class Discovery(DhtRecords):
         from lowcomm_node.net.hivemind_parts import DHTNode
 
         try:
-            async with asyncio.timeout(CALL_DEADLINE):
+            async with asyncio.timeout(client.CALL_DEADLINE):
                 node = await DHTNode.create(
                     p2p=self._p2p,
                     node_id=place_of_key(self.peer_id),
@@ -403,20 +392,22 @@ class Discovery(DhtRecords):
             entries = also_over_quic([entry for entry in entries if str(entry) in admitted])
             if given and not entries:
                 return Knock(self.targets.refusal(given))
-            await self._control().connect(peer_id, entries, KNOCK_DEADLINE)
-            ahead = await ping(self.node, peer_id)
+            await self._control().connect(peer_id, entries, client.KNOCK_DEADLINE)
+            ahead = await client.ping(self.node, peer_id)
             if ahead is None:
                 # A dead connection looks alive for minutes. Only a new one proves it.
                 await self.disconnect(peer_id)
-                await self._control().connect(peer_id, entries, KNOCK_DEADLINE)
-                ahead = await ping(self.node, peer_id)
+                await self._control().connect(peer_id, entries, client.KNOCK_DEADLINE)
+                ahead = await client.ping(self.node, peer_id)
         except LinkLost as error:
-            reason = in_words(str(error))
-            if reason == BACKED_OFF:  # p2pd did not dial: tell why it failed before
+            reason = client.in_words(str(error))
+            if reason == client.BACKED_OFF:  # p2pd did not dial: tell why it failed before
                 reason = self._reasons.get(peer_id, reason)
             else:
                 self._reasons[peer_id] = reason
-            return Knock((reason == NO_WAY and await lookup_failure(entries)) or reason)
+            return Knock(
+                (reason == client.NO_WAY and await client.lookup_failure(entries)) or reason
+            )
         if ahead is None:
             return Knock("is there, but does not answer as a peer of the DHT")
         return Knock(None, ahead)

@@ -73,7 +73,7 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
     async def ping(_: Any, peer_id: str) -> float | None:
         return answers.get(peer_id, 0.0)
 
-    monkeypatch.setattr(hivemind, "ping", ping)
+    monkeypatch.setattr(hivemind_client, "ping", ping)
     return answers
 
 
@@ -219,7 +219,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(0)
 
     for name in ("attach", "detach", "load_hivemind", "wait_routing"):
-        monkeypatch.setattr(hivemind, name, nothing)
+        monkeypatch.setattr(hivemind_client, name, nothing)
     monkeypatch.setattr(hivemind, "P2pDaemon", Daemon)
     Daemon.there = Daemon.most = 0
 
