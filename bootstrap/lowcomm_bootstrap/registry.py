@@ -128,11 +128,6 @@ class Registry:
             with suppress(OSError):
                 os.utime(self._path(run_id), (now, now))
 
-    @property
-    def own(self) -> tuple[str, ...]:
-        """Ids of the operator's runs."""
-        return tuple(run_id for run_id, held in self.kept.items() if held.own)
-
     def end(self, run_id: str, swarm_step: int) -> bool:
         """Keep where the peers of a run have finished it; 0: they train. Returns whether that is
         news. A disk that can't take it costs only a restart's memory."""

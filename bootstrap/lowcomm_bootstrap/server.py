@@ -146,11 +146,12 @@ class BootstrapServer:
                 await self._take_in(run, place)
             except (NodeError, OSError):
                 return Keeping(reason="this server has no room for it")
-        stays, own = self._registry.stays(run_id), self._registry.own
+        stays, kept = self._registry.stays(run_id), self._registry.kept
+        own = tuple(kept_id for kept_id, held in kept.items() if held.own)
         if stays is None:
             return Keeping(reason="this server is closed to runs of others", own=own)
-        seconds, held = None if math.isinf(stays) else stays, self._registry.kept[run_id]
-        return Keeping(kept=True, seconds=seconds, swarm_step=held.ended, own=own)
+        seconds = None if math.isinf(stays) else stays
+        return Keeping(kept=True, seconds=seconds, swarm_step=kept[run_id].ended, own=own)
 
     async def _publish(self) -> None:
         self._published = monotonic()
