@@ -119,7 +119,7 @@ class DhtRecords:
     async def find_neighbours(self) -> None:
         """Learn other DHT peers, and make us known to them, once a peer has answered."""
         if self.known_peers():
-            await self._find_nearest(self.node.node_id)
+            await _answer(self.node.find_nearest_nodes([self.node.node_id], k_nearest=SEARCHED))
 
     def known_peers(self) -> int:
         """The number of known DHT peers."""
@@ -192,10 +192,13 @@ class DhtRecords:
         # neighbouring number, and the same peers are the nearest to it.
         from lowcomm_node.net.hivemind_parts import DHTID
 
-        node = self.node
-        near = await self._find_nearest(DHTID(place_of_key(key) ^ 1))
-        if near is None:
+        node, place = self.node, DHTID(place_of_key(key) ^ 1)
+        if node is None:
             return None
+        answer = await _answer(node.find_nearest_nodes([place], k_nearest=SEARCHED))
+        if answer is None:
+            return None
+        near: dict[Any, Any] = answer[place]
         before = self._searched.pop(key, None)
         known = ((place, peer) for place, peer in near.items() if peer not in node.blacklist)
         answering = list(islice(known, REPLICAS))
@@ -210,13 +213,6 @@ class DhtRecords:
         if found.keepers:
             self._searched[key] = found
         return found
-
-    async def _find_nearest(self, place: Any) -> dict[Any, Any] | None:
-        """The peers nearest to a place, nearest first; None if there is no node, or it fails."""
-        if self.node is None:
-            return None
-        found = await _answer(self.node.find_nearest_nodes([place], k_nearest=SEARCHED))
-        return found and found[place]
 
     # calls to one peer
 
