@@ -31,14 +31,7 @@ from lowcomm_node.net.stream import TAKE_DEADLINE, CalleeStream, read_frame, wri
 from lowcomm_node.net.targets import number_of
 from lowcomm_node.net.tls import Certificate, Gatekeeper
 from lowcomm_node.net.traffic import Meter, Traffic
-from lowcomm_protocol.errors import (
-    LowcommError,
-    ProtocolViolation,
-    Reason,
-    RecordError,
-    Refusals,
-    What,
-)
+from lowcomm_protocol import errors
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 SERVICE = "lowcomm.v1.Exchange"
@@ -67,7 +60,7 @@ SHUTDOWN_GRACE = 3.0
 RETIRE_GRACE = 300.0
 """Seconds for the calls on connections that were made with other options."""
 _STATUS = {
-    ProtocolViolation: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ProtocolViolation: grpc.StatusCode.INVALID_ARGUMENT,
     RetryLater: grpc.StatusCode.RESOURCE_EXHAUSTED,
     CheckpointError: grpc.StatusCode.FAILED_PRECONDITION,
 }
@@ -139,7 +132,7 @@ class ExchangeService:
     traffic: Traffic = field(default_factory=Traffic)
     echo: Echo = field(default_factory=Echo)
     peer_limit: PeerLimit = field(default_factory=PeerLimit)
-    refusals: Refusals = field(default_factory=Refusals)
+    refusals: errors.Refusals = field(default_factory=errors.Refusals)
     rate_limits: RateLimits = field(default_factory=RateLimits)
     on_caller: Callable[[str], None] = lambda peer: None
     """Called with each authenticated caller: a sign of life."""
@@ -221,12 +214,12 @@ class ExchangeService:
         if words is None:
             try:
                 peer = self._caller(context, origin)
-            except LowcommError as error:
+            except errors.LowcommError as error:
                 self.rate_limits.bad(origin.accused, now)
                 await _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
             words = self.rate_limits.refuses(peer, now, origin.place)
         if words is not None:
-            self.refusals.count(What.CALL, Reason.TOO_MANY)
+            self.refusals.count(errors.What.CALL, errors.Reason.TOO_MANY)
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         self.on_caller(peer)
         return peer
@@ -245,7 +238,9 @@ class ExchangeService:
     def _caller(self, context: Any, origin: _Origin) -> str:
         metadata = dict(context.invocation_metadata() or ())
         if origin.is_local:
-            raise RecordError("A call from this machine that comes through no pipe is refused.")
+            raise errors.RecordError(
+                "A call from this machine that comes through no pipe is refused."
+            )
         if origin.incoming is None:
             return self.gatekeeper.caller(metadata)
         peer = self.gatekeeper.caller(metadata, tunneled=origin.incoming.peer_id)
