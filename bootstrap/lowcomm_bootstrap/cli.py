@@ -16,9 +16,10 @@ from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.units import read_size, write_size
 
 app = typer.Typer(
-    help="The door to a swarm: peers enter the DHT here, and runs stay published.",
+    help="The entry point of a swarm: peers enter the DHT here, and runs stay published.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

@@ -28,6 +28,7 @@ from lowcomm_node.net.bandwidth import Arrival, BandwidthLimit, Use
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.stream import CallerStream
 from lowcomm_node.system.tasks import in_time
+from lowcomm_node.system.units import rate
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
@@ -375,9 +376,9 @@ class Fetch:
         queued = sorted((one.position, name[-6:]) for name, one in sessions if one.position)
         if serving := self.serving:
             peers = "peer" if serving == 1 else "peers"
-            done, rate = self.download.size / 1e6, self._use.rate(monotonic()) / 1e6
+            done, speed = self.download.size / 1e6, rate(self._use.rate(monotonic()))
             total = f" of {self.download.total / 1e6:.1f}" if self.download.total else ""
-            return f"{done:.1f}{total} MB from {serving} {peers}, {rate:.2f} MB/s"
+            return f"{done:.1f}{total} MB from {serving} {peers}, {speed}"
         if queued:
             return ", ".join(f"number {place} in the queue of {name}" for place, name in queued)
         if self.sessions and not self.reasons:

@@ -143,8 +143,8 @@ def size(count: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Bytes a second: ``12.4 MB/s``."""
-    return MISSING if value is None else f"{size(value)}/s"
+    """Bytes a second in bits, as limits are written: ``99.2Mbit/s``."""
+    return MISSING if value is None else f"{write_rate(value)}/s"
 
 
 def milliseconds(value: float | None) -> str:

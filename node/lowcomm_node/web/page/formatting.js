@@ -14,8 +14,15 @@ export function size(count) {
   return `${value.toFixed(1)} TB`;
 }
 
+// Bytes a second, in bits as limits are written.
 export function rate(value) {
-  return value === null || value === undefined ? MISSING : `${size(value)}/s`;
+  if (value === null || value === undefined) return MISSING;
+  let bits = 8 * value;
+  for (const unit of ["bit", "kbit", "Mbit", "Gbit"]) {
+    if (bits < 1000) return `${Number(bits.toPrecision(4))}${unit}/s`;
+    bits /= 1000;
+  }
+  return `${Number(bits.toPrecision(4))}Tbit/s`;
 }
 
 export function quantity(count) {
