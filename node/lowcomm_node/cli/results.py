@@ -29,7 +29,7 @@ checkpoints = typer.Typer(
 )
 app.add_typer(checkpoints, name="checkpoint")
 BEGINNING = "Once upon a time"
-"""Of the sample in a report."""
+"""Beginning of the sample in a report."""
 CHECKPOINTS = "checkpoints", "checkpoints"
 """Their name in a folder of a run, and in messages."""
 _IN_WORDS = {

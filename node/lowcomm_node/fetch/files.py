@@ -34,7 +34,7 @@ from lowcomm_protocol.spec.sections import DIGEST_BYTES, PIECE_BYTES, count_piec
 
 @dataclass(frozen=True)
 class RunFile:
-    """A file that all peers of a run have alike."""
+    """A file of which all peers of a run hold the same bytes."""
 
     name: str
     """For people, and for the file in a home; never a path."""

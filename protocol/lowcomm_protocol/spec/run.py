@@ -51,7 +51,7 @@ SPEC_VERSION = 2
 MAX_SPEC_BYTES = 24 * 1024
 """A signed specification must fit into one DHT record (32 KiB) with room to spare."""
 MAX_SIGNED_BYTES = 29 * 1024
-"""The same with its signature, as text within a text."""
+"""Bytes of the same with its signature, as text within a text."""
 MAX_STEP_TOKENS = 1024 * 1024
 """Most tokens of one inner step in a new run: a peer holds all of them in memory."""
 PLAN = "plan"

@@ -110,7 +110,7 @@ function folded(exchanges) {
 }
 
 export function showExchanges(box, exchanges, most, codes) {
-  const kinds = { applied: "good", failed: "bad" };
+  const kinds = { applied: "good", failed: "held" }; // red is for what needs the owner
   const lines = folded(exchanges.toReversed())
     .slice(0, most)
     .flatMap((entries) => {
