@@ -19,7 +19,7 @@ def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor], out: torch.T
 
     Raises `PlanError`, before anything is written, when a tensor is missing or does not fit.
     """
-    for rows, part in _paired(fragment, tensors, out):
+    for rows, part in paired(fragment, tensors, out):
         copy_flat(rows, part)
 
 
@@ -29,7 +29,7 @@ def scatter(fragment: Fragment, vector: torch.Tensor, tensors: Mapping[str, torc
 
     Raises `PlanError` as ``gather`` does.
     """
-    for rows, part in _paired(fragment, tensors, vector):
+    for rows, part in paired(fragment, tensors, vector):
         copy_flat(part, rows)
 
 
@@ -46,7 +46,7 @@ def _array(tensor: torch.Tensor) -> Any:
     return tensor.detach().numpy()  # pyright: ignore[reportUnknownMemberType]
 
 
-def _paired(
+def paired(
     fragment: Fragment, tensors: Mapping[str, torch.Tensor], vector: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Each slice's rows beside its part of the vector. Raises `PlanError` as ``gather`` does."""

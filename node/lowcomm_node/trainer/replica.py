@@ -48,7 +48,7 @@ from lowcomm_protocol.exchange import judging, outer
 from lowcomm_protocol.exchange.outer import are_finite, contribution, outer_step
 from lowcomm_protocol.exchange.underway import kept
 from lowcomm_protocol.plan import FragmentProgress, SyncSchedule, largest_jump
-from lowcomm_protocol.rows import copy_flat, gather, scatter
+from lowcomm_protocol.rows import copy_flat, gather, paired, scatter
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec
@@ -426,6 +426,10 @@ class Replica(InnerReplica):
     ) -> bool:
         """Bring new slow weights into the fast ones; False if not finite: they are as before."""
         part = self.plan.fragments[fragment]
+        if list(capture.merged) == [(0, capture.numel)] and self.copies is None:
+            pairs = paired(part, self.weights, capture.theta)
+            if all(rows.is_contiguous() for rows, _ in pairs):
+                return self._merge_in_place(pairs, phi)
         landing, captured, theta = capture.landing, capture.theta, None
         if self.copies is not None and landing is not None:
             theta = self.copies.room(capture.numel)
@@ -439,6 +443,19 @@ class Replica(InnerReplica):
             if not merge(self._outer, theta[here], phi[here], captured[here]):
                 return False
         scatter(part, theta, self.weights)
+        return True
+
+    def _merge_in_place(self, pairs: Sequence[tuple[Tensor, Tensor]], phi: Tensor) -> bool:
+        """Merge each of the weights, beside its captured values, in one pass: training waits."""
+        start = 0
+        for place, (rows, captured) in enumerate(pairs):
+            here = slice(start, start + rows.numel())
+            start += rows.numel()
+            flat = rows.detach().view(-1)
+            if not outer.merge(self._outer, flat, phi[here], captured.view(-1)):
+                for merged, before in pairs[: place + 1]:
+                    copy_flat(before, merged.detach())
+                return False
         return True
 
 

@@ -108,6 +108,22 @@ def pooled_of_mean(mean: Vector, phi: Vector, pull: Any, out: Vector) -> None:
 
 
 @part
+def _shifted(theta: Any, phi: Any, captured: Any) -> Any:
+    """One value of `shifted`."""
+    moved = np.float32(theta + np.float32(phi - captured))
+    return phi if theta == captured else moved
+
+
+@part
+def _mixed(theta: Any, phi: Any, share: Any, rest: Any, from_theta: Any) -> Any:
+    """One value of `mixed`."""
+    way = np.float32(phi - theta)
+    near = np.float32(theta + np.float32(share * way))
+    far = np.float32(phi - np.float32(rest * way))
+    return near if from_theta else far
+
+
+@part
 def _magnitude(value: Any) -> Any:
     return np.float32(value).view(np.uint32) & MAGNITUDE
 
@@ -118,8 +134,7 @@ def shifted(theta: Vector, phi: Vector, captured: Vector, out: Vector) -> Any:
     finite."""
     largest = np.uint32(0)
     for i in range(out.size):
-        moved = np.float32(theta[i] + np.float32(phi[i] - captured[i]))
-        value = phi[i] if theta[i] == captured[i] else moved
+        value = _shifted(theta[i], phi[i], captured[i])
         out[i] = value
         largest = max(largest, _magnitude(value))
     return largest < INFINITE
@@ -131,11 +146,33 @@ def mixed(theta: Vector, phi: Vector, share: Any, out: Vector) -> Any:
     largest, from_theta = np.uint32(0), share < np.float32(0.5)
     rest = np.float32(np.float32(1.0) - share)
     for i in range(out.size):
-        way = np.float32(phi[i] - theta[i])
-        near = np.float32(theta[i] + np.float32(share * way))
-        far = np.float32(phi[i] - np.float32(rest * way))
-        value = near if from_theta else far
+        value = _mixed(theta[i], phi[i], share, rest, from_theta)
         out[i] = value
+        largest = max(largest, _magnitude(value))
+    return largest < INFINITE
+
+
+@kernel
+def shifted_in_place(theta: Vector, phi: Vector, captured: Vector) -> Any:
+    """`shifted` in place on ``theta``; ``captured`` becomes what that was."""
+    largest = np.uint32(0)
+    for i in range(theta.size):
+        before = theta[i]
+        value = _shifted(before, phi[i], captured[i])
+        theta[i], captured[i] = value, before
+        largest = max(largest, _magnitude(value))
+    return largest < INFINITE
+
+
+@kernel
+def mixed_in_place(theta: Vector, phi: Vector, share: Any, captured: Vector) -> Any:
+    """`mixed` in place on ``theta``; ``captured`` becomes what that was."""
+    largest, from_theta = np.uint32(0), share < np.float32(0.5)
+    rest = np.float32(np.float32(1.0) - share)
+    for i in range(theta.size):
+        before = theta[i]
+        value = _mixed(before, phi[i], share, rest, from_theta)
+        theta[i], captured[i] = value, before
         largest = max(largest, _magnitude(value))
     return largest < INFINITE
 
