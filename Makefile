@@ -43,7 +43,7 @@ test-tools:  ## what the tests need of the system: installs it with apt-get, as 
 CHECKS := check-format check-lint check-types check-imports check-dependencies check-tests
 .PHONY: $(CHECKS)
 
-check: $(READY)  ## format, lint, types, import rules, dependencies, fast tests, beside each other: two minutes
+check: $(READY)  ## format, lint, types, import rules, dependencies, fast tests, beside each other
 	@$(MAKE) --no-print-directory --keep-going --jobs --output-sync=target $(CHECKS)
 
 check-format:

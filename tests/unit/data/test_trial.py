@@ -13,6 +13,8 @@ from lowcomm_node.data.tokenizer import open_tokenizer
 from lowcomm_node.data.trial import find_problem
 from lowcomm_node.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 VOCAB = {letter: number for number, letter in enumerate("▁abcdefghijklmnopqrstuvwxyz .")}
 
 

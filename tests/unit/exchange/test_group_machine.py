@@ -39,6 +39,8 @@ from lowcomm_protocol.exchange.events import Stage
 from lowcomm_protocol.exchange.group import GroupExchange
 from lowcomm_protocol.matching import Refusal
 
+pytestmark = pytest.mark.slow
+
 # Swarms of honest peers
 
 

@@ -23,6 +23,8 @@ from lowcomm_protocol.matching import Refusal
 from lowcomm_protocol.plan import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
 
+pytestmark = pytest.mark.slow
+
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
 
 

@@ -24,6 +24,8 @@ from lowcomm_protocol.plan import plan_fragments
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec, parse_toml, sign_run
 
+pytestmark = pytest.mark.slow
+
 STEP = 7
 CREATOR = Identity(bytes(32))
 BYTES = {"file": "bytes", "sha256": ""}

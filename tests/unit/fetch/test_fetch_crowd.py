@@ -18,6 +18,8 @@ from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 
+pytestmark = pytest.mark.slow
+
 NEWCOMER, SHARED = "127.9.0.1", "127.9.1.1"
 AT_EACH = 18
 

@@ -15,6 +15,8 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import family_of
 from lowcomm_node.models.open_weights import load_weights, settings_of
 
+pytestmark = pytest.mark.slow
+
 TOKENS = torch.randint(96, (2, 40), generator=torch.Generator().manual_seed(0))
 
 

@@ -29,6 +29,8 @@ from lowcomm_node.node.supervisor import (
 from lowcomm_node.system import tasks
 from lowcomm_node.system.machine import GIB, memory_of
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = TrainerSettings(spec="", peer_id="", checkpoints="", data_cache="")
 DEADLINE = 20.0
 

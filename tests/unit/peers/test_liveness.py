@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import pytest
+
 from lowcomm_protocol.peers.roster import (
     ALIVE,
     BURST,
@@ -15,6 +17,8 @@ from lowcomm_protocol.peers.roster import (
     PROBE_EVERY,
     Liveness,
 )
+
+pytestmark = pytest.mark.slow
 
 NOW = 1000.0
 

@@ -7,6 +7,8 @@ from helpers.quadratic import QuadraticPeer, Swarm, spec_of
 from lowcomm_node.simulation import Conditions
 from lowcomm_protocol.exchange.events import Outcome
 
+pytestmark = pytest.mark.slow
+
 PEERS, SECONDS, INTERVAL = 30, 120.0, 10
 METHODS = {"noloco": {}, "diloco": {"group": 4}}
 

@@ -32,6 +32,8 @@ from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.logs import Event
 from lowcomm_protocol.exchange.events import Outcome
 
+pytestmark = pytest.mark.slow
+
 NOW = 1_800_000_000.0
 SAMPLE = Sample(
     time=NOW,

@@ -33,6 +33,8 @@ from lowcomm_node.storage.files import (
 )
 from lowcomm_node.storage.state_file import read_state
 
+pytestmark = pytest.mark.slow
+
 META: dict[str, Any] = {
     "run_id": "ab" * 32,
     "steps": 7,

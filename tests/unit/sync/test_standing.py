@@ -11,6 +11,8 @@ from lowcomm_node.sync.link import FREE_CHUNKS, LEAST_CHUNK
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.trust import FORGIVEN
 
+pytestmark = pytest.mark.slow
+
 
 def score(node: Node, peer: Puppet) -> float:
     return node.exchanger.standing(peer.peer_id)["score"]

@@ -11,6 +11,8 @@ from lowcomm_node.trainer.gpu import Copies, merges_alike
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.outer import OuterSettings
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -26,6 +26,8 @@ from lowcomm_node.node.messages import (
 )
 from lowcomm_protocol.exchange.kinds import GROUP
 
+pytestmark = pytest.mark.slow
+
 IN_GROUPS = """
 [sync]
 method = "streaming-diloco"
