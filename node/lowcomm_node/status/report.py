@@ -214,7 +214,7 @@ def _page(stories: Sequence[RunStory], sample: str) -> str:
 
 
 def _lead(stories: Sequence[RunStory]) -> str:
-    """Who trained, when, how far, and what it cost, in sentences."""
+    """Tell in sentences who trained, when, how far, and what it cost."""
     many = f"{len(stories)} nodes" if len(stories) > 1 else "One node"
     samples = [one for story in stories for one in story.samples]
     if not samples:
@@ -239,8 +239,10 @@ def _lead(stories: Sequence[RunStory]) -> str:
 
 def _own(run: RunSpec) -> Iterator[Sequence[str]]:
     """Settings other than those of the method and of a run without any, beside those."""
+    # Models of the library have no usual sizes.
+    model = run.model.model_dump(include=None if hasattr(run.model, "type") else {"kind"})
     least = {"run": {"name": run.run.name}, "sync": {"method": run.sync.method}}
-    usual = RunSpec.model_validate(least | {"model": {"kind": run.model.kind}}).model_dump()
+    usual = RunSpec.model_validate(least | {"model": model}).model_dump()
     for section, values in run.model_dump().items():
         for name, value in values.items() if isinstance(values, dict) else ():
             other = usual[section].get(name)

@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
+from helpers.families import section, tiny
 from helpers.statuses import make_exchange
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.status.events import Notice, Warned
 from lowcomm_node.status.figures import Sample
 from lowcomm_node.status.journal import JournalFile
-from lowcomm_node.status.report import (
-    write_report,
-)
+from lowcomm_node.status.report import write_report
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.logs import Event
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.spec.run import parse_toml, sign_run
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
 NOW = 1_800_000_000.0
 RUN = sign_run(
@@ -50,14 +49,20 @@ def sample(place: int, **told: Any) -> Sample:
     return replace(made, **told)
 
 
-def lay_down(home: Path, events: list[Event], samples: list[Sample], signed: bool = True) -> None:
+def lay_down(
+    home: Path,
+    events: list[Event],
+    samples: list[Sample],
+    run: SignedRun = RUN,
+    signed: bool = True,
+) -> None:
     paths = Paths(home)
-    file = JournalFile(paths.journal(RUN.fingerprint))
+    file = JournalFile(paths.journal(run.fingerprint))
     notices = [Notice(NOW, event) for event in events]
     file.add(notices, samples)
     file.close()
     if signed:
-        paths.signed_run(RUN.fingerprint).write_bytes(RUN.to_bytes())
+        paths.signed_run(run.fingerprint).write_bytes(run.to_bytes())
 
 
 def report(home: Path) -> str:
@@ -133,6 +138,14 @@ def test_a_home_of_which_little_is_known_is_told_all_the_same(tmp_path: Path) ->
     told = text_of(report(tmp_path / "home"))
     assert "no longer holds the specification" in told
     assert "nothing was written down" in told
+
+
+def test_a_run_of_a_model_of_the_library_is_told(tmp_path: Path) -> None:
+    text = f'[run]\nname = "tea"\nsteps = 77\n[model]\n{section(tiny("llama"))}'
+    run = sign_run(parse_toml(text), Identity(b"1" * 32))
+    lay_down(tmp_path / "home", [], [sample(0), sample(1)], run)
+    told = text_of(report(tmp_path / "home"))
+    assert "run.steps 77 400" in told and "hidden_size" not in told
 
 
 def test_a_folder_of_homes_is_one_report(tmp_path: Path) -> None:
