@@ -39,6 +39,8 @@ PHASE_STYLES = {
     "left": "dim",
 }
 _OUTCOME_STYLES = {Outcome.APPLIED: "green", Outcome.NO_PARTNER: "dim", Outcome.FAILED: "yellow"}
+_BUSY = ("busy", "crossed", "too-soon", "full", "no-partner")
+"""Codes of exchanges without a partner for which nobody is to blame."""
 MOST_WARNINGS = 3
 _LABEL_WIDTH = 9
 
@@ -220,13 +222,19 @@ def _troubles(swarm: SwarmStatus | None) -> list[str]:
 def _rounds(rounds: Sequence[ExchangeEnded]) -> Iterator[Text]:
     """Yield a line for each of the last exchanges, the newest first; those without a partner count
     together."""
-    for outcome, entries in groupby(reversed(rounds), key=lambda one: one.outcome):
-        if outcome is Outcome.NO_PARTNER:
+    for why, entries in groupby(reversed(rounds), key=_why_alone):
+        if why:
             newest, *others = entries
             many = f"{1 + len(others)} x " if others else ""
-            yield Text(f"{_clock(newest)} {many}no partner: others were busy", "dim")
+            yield Text(f"{_clock(newest)} {many}{clean(why)}", "dim")
         else:
             yield from map(_round, entries)
+
+
+def _why_alone(entry: ExchangeEnded) -> str:
+    if entry.outcome is not Outcome.NO_PARTNER:
+        return ""
+    return "no partner: others were busy" if entry.code in _BUSY else entry.reason
 
 
 def _clock(entry: ExchangeEnded) -> str:

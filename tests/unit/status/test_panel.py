@@ -116,7 +116,8 @@ APPLIED: dict[str, Any] = {
 }
 ALONE = APPLIED | {
     "outcome": "no-partner",
-    "reason": "1 peer alive, it is busy",
+    "reason": "no partner: A1b2c3 is busy with this fragment",
+    "code": "busy",
     "partners": [],
     "swarm_step": 63,
 }
@@ -213,6 +214,9 @@ def test_a_swarm_that_is_not_there_is_told_and_of_one_that_is_only_the_addresses
 def test_exchanges_without_a_partner_are_folded_and_no_fault() -> None:
     shown = text(node_box(TRAINING, [APPLIED, ALONE, ALONE, ALONE]))
     assert "3 x no partner: others were busy" in shown and "yellow" not in shown
+    nobody = ALONE | {"code": "nobody-training", "reason": "no partner: nobody else is training"}
+    shown = text(node_box(TRAINING, [ALONE, nobody, nobody]))
+    assert "2 x no partner: nobody else is training" in shown and "busy" in shown
 
 
 def test_the_time_that_is_left_is_shown_while_it_trains() -> None:

@@ -98,12 +98,19 @@ function reasons(one) {
   return told.join("; ");
 }
 
-// Those without a partner count together: the others were busy, which is no fault.
+const BUSY = ["busy", "crossed", "too-soon", "full", "no-partner"];
+
+function whyAlone(one) {
+  if (one.outcome !== "no-partner") return "";
+  return BUSY.includes(one.code) ? "no partner: others were busy" : clean(one.reason);
+}
+
+// Those without a partner for the same reason count together.
 function folded(exchanges) {
   const rows = [];
   for (const one of exchanges) {
     const last = rows.at(-1);
-    if (one.outcome === "no-partner" && last?.[0].outcome === "no-partner") last.push(one);
+    if (whyAlone(one) && last && whyAlone(last[0]) === whyAlone(one)) last.push(one);
     else rows.push([one]);
   }
   return rows;
@@ -118,7 +125,7 @@ export function showExchanges(box, exchanges, most, codes) {
       const when = new Date(1000 * one.time).toLocaleTimeString();
       if (one.outcome === "no-partner") {
         const many = entries.length > 1 ? `${entries.length} x ` : "";
-        return [note(`${when}  ${many}no partner: others were busy`, 11)];
+        return [note(`${when}  ${many}${whyAlone(one)}`, 11)];
       }
       const line = row([
         when,
