@@ -49,9 +49,7 @@ MOST_SHOWN = 100
 """Peers on the leaderboard, and releases."""
 RATE_SECONDS = 300.0
 """Window, in seconds, for exchanges a minute."""
-MODEL = (
-    "kind", "type", "layers", "width", "heads", "context", "feed_forward", "vocab", "tied",
-)  # fmt: skip
+MODEL = ("kind", "type", "layers", "width", "heads", "context", "vocab")
 """Settings of a model that people compare first."""
 
 
@@ -114,6 +112,7 @@ class ObservedSwarm:
             "admission": spec.run.admission,
             "method": spec.sync.method,
             "model": {key: model[key] for key in MODEL if model.get(key) is not None},
+            "parameters": getattr(spec.model, "parameters", None),
             "steps": spec.run.steps,
             "swarm_step": step,
             "seconds_left": left,

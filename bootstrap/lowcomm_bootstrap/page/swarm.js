@@ -33,17 +33,8 @@ function people(count) {
   return count === 1 ? "1 person trains" : `${count} people train`;
 }
 
-// Of a plain transformer; other libraries build theirs in ways of their own.
-function parameters(model) {
-  const { layers, width, heads, feed_forward: inner, vocab, tied } = model;
-  if (!layers || !width || !heads || !inner || !vocab) return "";
-  const norms = layers * (2 * width + (2 * width) / heads) + width;
-  const matrices = layers * (4 * width * width + 3 * width * inner);
-  return `${quantity(norms + matrices + (tied ? 1 : 2) * vocab * width)}-parameter `;
-}
-
 function lead(view) {
-  const model = `a ${parameters(view.model)}model`;
+  const model = `a ${quantity(view.parameters)}-parameter model`;
   const doing = view.training ? `${people(view.training)} ${model} now` : `Nobody trains ${model} now`;
   return `${doing}. Together they gave ${count.format(view.tokens)} tokens.`;
 }

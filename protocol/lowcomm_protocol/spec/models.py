@@ -173,6 +173,15 @@ class TransformerSettings(ModelSettings):
         """Channels of a head."""
         return self.head_width or self.width // self.heads
 
+    @property
+    def parameters(self) -> int:
+        """Values of all parameters."""
+        head, width = self.head_width_used, self.width
+        queries, keys = self.heads * head, self.kv_heads_used * head
+        layer = 2 * width * (queries + keys) + 3 * width * self.feed_forward + 2 * width
+        layer += (2 * head if self.qk_norm else 0) + (queries + 2 * keys if self.qkv_bias else 0)
+        return self.layers * layer + width + (1 if self.tied else 2) * self.vocab * width
+
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         if not self.head_width and self.width % (2 * self.heads):

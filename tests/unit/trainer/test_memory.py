@@ -91,6 +91,8 @@ def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model
     found = family_of(settings).footprint(settings)
     reckoned = FLOAT * batch * settings.context * (found.kept + found.vocab)
     assert sum(kept.values()) == pytest.approx(reckoned, rel=0.01)
+    parameters = sum(one.numel() for one in real.parameters())
+    assert settings.parameters == found.parameters == parameters
 
 
 def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(
