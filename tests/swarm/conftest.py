@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
@@ -10,10 +11,22 @@ import uvloop
 from helpers.dht_peers import Dht
 from helpers.processes import Notified, Swarm, lonely_swarm
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The event loop that the daemon runs on."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """A browser for all tests of a file."""
+    from helpers.browser import browsing  # loads playwright, which most tests here do without
+
+    with browsing() as browser:
+        yield browser
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from time import time
 import pytest
 from playwright.sync_api import Browser
 
-from helpers.browser import PHONE, REBOUND, Visit, browsing, visiting
+from helpers.browser import PHONE, REBOUND, Visit, visiting
 from helpers.stand_in import FAREWELL, StandIn, link, port_of, serving
 from helpers.statuses import make_exchange, make_peer, make_status
 from lowcomm_node.status.figures import sample
@@ -23,12 +23,6 @@ SCRIPT = "<script>document.title = 'stolen'</script><img src=x onerror=\"documen
 BIDIRECTIONAL = "safe\u202e\u2066txt.exe\u2069\u200b\u0007\u2028"
 LONG = "x" * 1_000_000
 OURS = "12D3KooW" + "x" * 44
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ takes, whether it learns, and what the owner gives. ``SCREENSHOTS=docs`` writes 
 import math
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from time import time
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ViewportSize
 
-from helpers.browser import PHONE, Visit, browsing, visiting
+from helpers.browser import PHONE, Visit, visiting
 from helpers.stand_in import StandIn, link, serving
 from helpers.statuses import make_exchange, make_peer, make_status
 from lowcomm_node.status.figures import Sample
@@ -96,12 +95,6 @@ def samples() -> list[Sample]:
             )
         )  # fmt: skip
     return made
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from helpers.browser import PHONE, Visit, browsing, visiting
+from helpers.browser import PHONE, Visit, visiting
 from helpers.processes import Node, Swarm, lonely_swarm, run
 from helpers.waiting import until
 from lowcomm_node.system import units
@@ -51,12 +51,6 @@ def node(swarm: Swarm) -> Node:
         assert isinstance(other, Node)
         other.ask(lambda client: client.pause(None))
     return first
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from time import time
 import pytest
 from playwright.sync_api import Browser
 
-from helpers.browser import PHONE, browsing, visiting
+from helpers.browser import PHONE, visiting
 from lowcomm_bootstrap.web import FIGURES, Series, SwarmPage
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, SelfReport, write_record
@@ -47,15 +47,9 @@ def records(exchanges: int) -> dict[str, bytes]:
     return made
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
-
-
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """Where the page of a server is that has seen three peers for a day."""
+    """Address of the page of a server that has seen three peers for some hours."""
     ready, stop = threading.Event(), asyncio.Event()
     found: list[SwarmPage] = []
     loops: list[asyncio.AbstractEventLoop] = []
