@@ -64,7 +64,7 @@ class GroupDriver(ExchangeDriver):
         )
 
     async def _place(self, peer: str, content: pb.Content) -> tuple[memoryview, int]:
-        """Where the share or the mean of a member goes, or outer steps that we lack."""
+        """Memory for a member's share, its mean, or missed outer steps, and its fewest bytes."""
         await self._until(self._members_known)
         if peer not in self.one.members:
             raise LinkLost("is not in the list of members")

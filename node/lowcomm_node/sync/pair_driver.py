@@ -31,7 +31,7 @@ class PairDriver(ExchangeDriver):
         await link.read(self._place, partial(self._take_in, link), partial(self._hear, link))
 
     async def _place(self, content: pb.Content) -> tuple[memoryview, int]:
-        """Where their contribution goes, or what of it comes again."""
+        """Memory for the partner's contribution or its resent blocks, and its fewest bytes."""
         due, self._due = self._due, None
         if due is None:
             raise ProtocolViolation("began a second contribution")
