@@ -179,7 +179,7 @@ def newest(home: Path, fingerprint: str | None, file: str, what: str) -> Path:
     found = [path for path in known if path.parent.name.startswith(fingerprint or "")]
     if not found:
         named = f" of run {fingerprint}" if fingerprint else ""
-        raise ConfigError(f"{home} holds no {what}{named}: see --home.")
+        raise ConfigError(f"{home} holds no {what}{named}: name a node's folder with --home.")
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
