@@ -29,8 +29,11 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 def check_json(node: Node) -> None:
     """What a node answers and prints has the very keys that docs/json.md describes."""
     for query in (api.STATUS, api.PEERS, api.EXCHANGES):
-        told = node.ask(lambda client, query=query: client._call(query))
-        assert told and to_json(read(query.answer, told)) == told, query.name
+        # The journal is written a moment after an exchange is counted.
+        told = until(
+            lambda query=query: node.ask(lambda client: client._call(query)), 30, query.name
+        )
+        assert to_json(read(query.answer, told)) == told, query.name
     events = [json.loads(line) for line in node.output.splitlines() if line.startswith('{"time"')]
     assert (
         {"phase", "swarm.connected", "exchange.applied"}
