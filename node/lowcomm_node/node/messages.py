@@ -35,8 +35,22 @@ class TrainerSettings(NodeSettings):
     data_cache: str
     start: tuple[str, ...] = ()
     """Files with the weights that the run begins with; none beside a checkpoint."""
+    packs: tuple[str, ...] = ()
+    """Files of the run's packed text, in the order of its parts, with holes where pieces are
+    missing."""
     exchanges: int = 4
     """Fragments that may be under way at once."""
+
+
+@dataclass(frozen=True, order=True)
+class TextPiece:
+    """A piece of packed text, to be read in one epoch."""
+
+    part: int
+    """Its place in ``data.parts``."""
+    epoch: int
+    """How often all of the part was read before."""
+    piece: int
 
 
 # Answers
@@ -100,6 +114,9 @@ class Ready(Answer, name="ready"):
     """Estimate of the memory that daemon and trainer need at most, in bytes."""
     gpu: str = ""
     """UUID of the GPU that trains; empty for a processor."""
+    text: tuple[TextPiece, ...] = ()
+    """Pieces of packed text that are still to be read, in their order; the first of each part may
+    be half read."""
 
 
 class Generated(Answer, name="generated"):
@@ -230,6 +247,12 @@ class Adopt(Request[Ready], name="adopt", holds_steps=True):
     folder: str
     back: bool = False
     """Whether its swarm step holds also where ours is ahead of it."""
+
+
+class AddText(Request[Done], name="text"):
+    """Read these pieces once those before them are read. They are on the disk, and verified."""
+
+    pieces: tuple[TextPiece, ...]
 
 
 class Stop(Request[Done], name="stop"):
@@ -380,6 +403,15 @@ class InnerStepTaken(TrainerEvent, StepFigures, name="step"):
     swarm_step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+
+
+class PieceRead(TrainerEvent, name="piece-read"):
+    """All windows of a piece of packed text were drawn."""
+
+    part: int
+    epoch: int
+    piece: int
+    windows: int
 
 
 class MicroBatch(TrainerEvent, name="micro-batch"):

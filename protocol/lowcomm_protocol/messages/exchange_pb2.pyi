@@ -155,12 +155,16 @@ class FetchRequest(_message.Message):
     def __init__(self, enter: _Optional[_Union[Enter, _Mapping]] = ..., wanted: _Optional[_Union[Wanted, _Mapping]] = ...) -> None: ...
 
 class Enter(_message.Message):
-    __slots__ = ("file", "state")
+    __slots__ = ("file", "state", "pack", "listed")
     FILE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    PACK_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
     file: bytes
     state: bytes
-    def __init__(self, file: _Optional[bytes] = ..., state: _Optional[bytes] = ...) -> None: ...
+    pack: bytes
+    listed: bool
+    def __init__(self, file: _Optional[bytes] = ..., state: _Optional[bytes] = ..., pack: _Optional[bytes] = ..., listed: _Optional[bool] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("piece", "offset")
@@ -181,12 +185,14 @@ class FetchReply(_message.Message):
     def __init__(self, position: _Optional[int] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("name", "size")
+    __slots__ = ("name", "size", "here")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
     name: bytes
     size: int
-    def __init__(self, name: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
+    here: bytes
+    def __init__(self, name: _Optional[bytes] = ..., size: _Optional[int] = ..., here: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("run_id", "plan", "swarm_step", "moments", "versions", "slow_digests", "digests")
@@ -227,7 +233,7 @@ class SignedRecord(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PeerRecord(_message.Message):
-    __slots__ = ("protocol", "run_id", "peer_id", "issued_ms", "expires_ms", "phase", "addresses", "certificate", "swarm_step", "steps", "tokens_per_second", "stage", "entry_points", "claim", "report")
+    __slots__ = ("protocol", "run_id", "peer_id", "issued_ms", "expires_ms", "phase", "addresses", "certificate", "swarm_step", "steps", "tokens_per_second", "stage", "entry_points", "claim", "report", "reading", "gives_text")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +249,8 @@ class PeerRecord(_message.Message):
     ENTRY_POINTS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
+    GIVES_TEXT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     peer_id: str
@@ -258,7 +266,25 @@ class PeerRecord(_message.Message):
     entry_points: _containers.RepeatedScalarFieldContainer[str]
     claim: bytes
     report: SelfReport
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., phase: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., stage: _Optional[int] = ..., entry_points: _Optional[_Iterable[str]] = ..., claim: _Optional[bytes] = ..., report: _Optional[_Union[SelfReport, _Mapping]] = ...) -> None: ...
+    reading: bytes
+    gives_text: bool
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., phase: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., stage: _Optional[int] = ..., entry_points: _Optional[_Iterable[str]] = ..., claim: _Optional[bytes] = ..., report: _Optional[_Union[SelfReport, _Mapping]] = ..., reading: _Optional[bytes] = ..., gives_text: _Optional[bool] = ...) -> None: ...
+
+class PiecesRead(_message.Message):
+    __slots__ = ("run_id", "peer_id", "issued_ms", "part", "epoch", "pieces")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_MS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    peer_id: str
+    issued_ms: int
+    part: int
+    epoch: int
+    pieces: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., part: _Optional[int] = ..., epoch: _Optional[int] = ..., pieces: _Optional[bytes] = ...) -> None: ...
 
 class SelfReport(_message.Message):
     __slots__ = ("name", "release", "tokens", "held_out_loss", "exchanges")

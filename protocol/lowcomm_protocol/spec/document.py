@@ -17,6 +17,7 @@ Content = dict[str, Any]
 
 ADDED: Mapping[str, Any] = {
     "optional": (),
+    "run.tokens": 0,
     "model.kv_heads": 0,
     "model.head_width": 0,
     "model.qkv_bias": False,
@@ -33,6 +34,7 @@ ADDED: Mapping[str, Any] = {
     "data.tokenizer_check": "",
     "data.begin_tokens": (),
     "data.end_token": None,
+    "data.parts": (),
     "start.files": (),
     "export.bos_token_id": None,
     "export.eos_token_id": (),
@@ -42,6 +44,7 @@ ADDED: Mapping[str, Any] = {
     "export.generation": {},
     "train.schedule": "cosine",
     "train.decay": 0.2,
+    "train.document_mask": False,
     "sync.pairing": "hypercube",
     "sync.slice_rounds": 1,
     "sync.memory": 0.0,

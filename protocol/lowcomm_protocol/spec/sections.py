@@ -128,6 +128,9 @@ class RunSettings(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     steps: Annotated[int, Field(ge=1, le=100_000_000)] = 400
     """Length of the run in swarm steps."""
+    tokens: Annotated[int, Field(ge=0, le=1 << 50)] = 0
+    """Length in tokens of all peers, which ``steps`` follows from where ``start_peers`` train all
+    the time; 0: ``steps`` was chosen."""
     start_peers: Annotated[int, Field(ge=1, le=1024)] = 1
     """How many peers must be there before the first step; after it nobody waits for anybody."""
     creator: Annotated[str, AfterValidator(lambda text: text and _check_peer_id(text))] = ""
@@ -175,10 +178,82 @@ def read_model(data: Mapping[str, Any]) -> ModelSettings:
     return found.model_validate(data if found is not ModelSettings else {"kind": data["kind"]})
 
 
+PIECE_BYTES = 16 * 1024 * 1024
+"""Bytes of a piece of a file: what is hashed, asked for and given at once."""
+SMALLEST_PIECE = 16 * 1024
+MAX_PARTS = 8
+MAX_PACK_BYTES = 1 << 43
+DIGEST_BYTES = 32
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class PackedText(Settings):
+    """``[[data.parts]]``: one packed text, pinned by the digest of its list of pieces.
+
+    The file has whole pieces, the last of each kind padded with zeros: first those of training
+    text, then those of held-out text. A token is a little-endian integer.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    """For people; never a path."""
+    pieces: Digest
+    """SHA-256 of the SHA-256s of its pieces, one after the other."""
+    tokens: Annotated[int, Field(ge=1, le=1 << 50)]
+    """Tokens of training text."""
+    held_out_tokens: Annotated[int, Field(ge=1, le=1 << 40)]
+    piece_bytes: Annotated[int, Field(ge=SMALLEST_PIECE, le=PIECE_BYTES)] = PIECE_BYTES
+    """Bytes of a piece, a power of two."""
+    token_bytes: Literal[2, 4] = 2
+    masked: bool = False
+    """Whether the highest bit of a token says that it is read, but not learned: a prompt."""
+    share: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] = 1.0
+    """Share of the windows that are of this text, over the sum of all shares."""
+    mirrors: Annotated[
+        tuple[Annotated[str, Field(max_length=200, pattern=r"^https://[!-~]+$")], ...],
+        Field(strict=False, max_length=4),
+    ] = ()
+    """Addresses that serve the file, too. A node calls them only where its owner allows that."""
+
+    @model_validator(mode="after")
+    def _pieces_are_whole(self) -> Self:
+        if self.piece_bytes & (self.piece_bytes - 1):
+            raise ValueError(f"piece_bytes = {self.piece_bytes} is not a power of two")
+        if self.size > MAX_PACK_BYTES:
+            raise ValueError(
+                f"{self.size:,} bytes are more than {MAX_PACK_BYTES:,}: make two packs"
+            )
+        if self.masked and self.token_bytes == 2:
+            raise ValueError("masked text needs token_bytes = 4")
+        return self
+
+    @property
+    def piece_tokens(self) -> int:
+        """Tokens of a piece."""
+        return self.piece_bytes // self.token_bytes
+
+    @property
+    def training_pieces(self) -> int:
+        """Pieces of training text; those of held-out text follow."""
+        return -(-self.tokens // self.piece_tokens)
+
+    @property
+    def piece_count(self) -> int:
+        """All pieces."""
+        return self.training_pieces + -(-self.held_out_tokens // self.piece_tokens)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.piece_count * self.piece_bytes
+
+
 class DataSettings(Settings):
     """``[data]``: which text. ``local``: every owner chooses their own."""
 
-    source: Literal["builtin:python", "builtin:stories", "local"] = "builtin:python"
+    source: Literal["builtin:python", "builtin:stories", "local", "packed"] = "builtin:python"
+    parts: Annotated[tuple[PackedText, ...], Field(strict=False, max_length=MAX_PARTS)] = ()
+    """With ``source = "packed"``: the texts, which peers send one another."""
     tokenizer: Literal["bytes", "builtin:stories", "local"] = "bytes"
     tokenizer_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the one tokenizer.json that all peers use with ``tokenizer = "local"``; empty:
@@ -195,6 +270,18 @@ class DataSettings(Settings):
     end_token: Token | None = None
     """Token after each document; missing: one that the tokenizer names ``<|endoftext|>``,
     ``<|end_of_text|>``, ``</s>``, ``<eos>`` or ``[SEP]``."""
+
+    @model_validator(mode="after")
+    def _parts_are_of_packed_text(self) -> Self:
+        if (self.source == "packed") != bool(self.parts):
+            raise ValueError('source = "packed" and [[data.parts]] go together: give both or none')
+        if self.parts and not sum(part.share for part in self.parts):
+            raise ValueError("the shares of all parts are 0: raise one of them")
+        if len({part.pieces for part in self.parts}) < len(self.parts):
+            raise ValueError("two parts are the same text: list it once")
+        if self.parts and self.tokenizer == "local" and not self.tokenizer_sha256:
+            raise ValueError("packed text needs its tokenizer pinned: set tokenizer_sha256")
+        return self
 
     @model_validator(mode="after")
     def _sha256_is_of_a_file(self) -> Self:
@@ -269,6 +356,8 @@ class TrainSettings(Settings):
     beta2: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.95
     clip: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)] = 1.0
     """Largest norm of the gradient."""
+    document_mask: bool = False
+    """Whether attention, and positions, end with a document."""
     evaluate_every: Positive = 100
     """Inner steps between two evaluations on held-out text."""
 
@@ -369,13 +458,9 @@ class SyncSettings(Settings):
         return self
 
 
-PIECE_BYTES = 16 * 1024 * 1024
 MAX_FILES = 64
 """With so many the specification still fits into its record."""
 MAX_FILE_BYTES = 1 << 40
-DIGEST_BYTES = 32
-
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class StartFile(Settings):
