@@ -285,5 +285,5 @@ class Run:
         finally:
             await self._provider.close()
             if self._snapshots is not None:
-                self._snapshots.close()
+                await self._snapshots.close()
             await self._tasks.cancel()

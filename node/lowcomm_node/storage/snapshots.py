@@ -115,10 +115,10 @@ class Snapshots:
             snapshot.left = monotonic()
             asyncio.get_running_loop().call_later(KEEP_SECONDS, self._prune)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Remove all snapshots."""
         self._held.clear()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
     async def _fresh(self) -> StoredSnapshot:
         async with self._making:  # those who ask meanwhile get the same one
@@ -158,4 +158,5 @@ class Snapshots:
         for one in list(self._held):
             if not one.users and monotonic() - one.left >= KEEP_SECONDS:
                 self._held.remove(one)
-                shutil.rmtree(one.path, ignore_errors=True)
+                # Gigabytes take a disk a while: the event loop does not wait for it.
+                asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, one.path, True)

@@ -96,7 +96,7 @@ async def test_there_are_never_more_than_two_and_none_is_taken_from_under_a_join
     maker.step = 600
     async with maker.snapshots.use():
         assert 0 not in maker.there() and len(maker.there()) <= MAX_SNAPSHOTS
-    maker.snapshots.close()
+    await maker.snapshots.close()
     assert not maker.folder.exists()
 
 
