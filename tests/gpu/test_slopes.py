@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lowcomm_node.data.stream import IGNORED
+
 pytestmark = pytest.mark.gpu(interpreted=True)
 
 ROWS = 5
@@ -15,6 +17,7 @@ def drawn(vocab: int, device: torch.device, precision: torch.dtype) -> tuple[Ten
     draw = torch.Generator().manual_seed(vocab)
     logits = 4 * torch.randn(ROWS, vocab, generator=draw)
     targets = torch.randint(0, vocab, (ROWS,), generator=draw)
+    targets[2] = IGNORED
     return logits.to(device, precision), targets.to(device)
 
 

@@ -11,6 +11,9 @@ from torch import Tensor
 from lowcomm_node.data.shards import Split
 from lowcomm_node.errors import DataError
 
+IGNORED = -100
+"""Target of a token that is read, but not learned."""
+
 
 class TrainStream:
     """Random windows of a split. Every peer draws its own, from the run's seed and its id alone; a

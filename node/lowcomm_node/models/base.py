@@ -9,11 +9,11 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models import FAMILIES
+from lowcomm_node.models.cross_entropy import mean_loss
 from lowcomm_protocol.plan import Role, TensorSpec
 from lowcomm_protocol.spec.sections import ModelSettings
 
@@ -138,8 +138,8 @@ class Model(nn.Module, ABC):
         return ()
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats a token."""
-        return F.cross_entropy(self(tokens).float().flatten(0, 1), targets.flatten())
+        """Mean cross-entropy in nats a learned token; 0 where all targets are IGNORED."""
+        return mean_loss(self(tokens), targets)
 
 
 class Family(ABC):

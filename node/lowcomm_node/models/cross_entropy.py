@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowcomm_node.data.stream import IGNORED
 from lowcomm_node.system.machine import can_compile
 
 WHOLE = 1 << 24
@@ -33,14 +34,15 @@ def chunk_tokens(tokens: int, vocab: int, gpu: bool = False) -> int | None:
 
 
 def cross_entropy(states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token.
+    """Mean cross-entropy in nats a learned token; 0 where none is learned.
 
     ``states``: what the head reads, ``[..., width]``; ``head``: its matrix ``[vocab, width]``;
-    ``targets``: ``[...]``. It can be differentiated once, by these two.
+    ``targets``: ``[...]``, of which those that are IGNORED don't count. It can be
+    differentiated once, by these two.
     """
     chunk = chunk_tokens(targets.numel(), len(head), states.is_cuda)
     if chunk is None:
-        return F.cross_entropy(F.linear(states, head).float().flatten(0, -2), targets.flatten())
+        return mean_loss(F.linear(states, head), targets)
     if torch.is_autocast_enabled(states.device.type):
         states = states.to(torch.get_autocast_dtype(states.device.type))
     learns = torch.is_grad_enabled()
@@ -48,6 +50,18 @@ def cross_entropy(states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     with torch.autocast(states.device.type, enabled=False):
         flat = states.flatten(0, -2)
         return _Chunked.apply(flat, head, targets.flatten(), chunk, learns)  # type: ignore[no-any-return]
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The same of logits ``[..., vocab]``."""
+    flat = logits.float().flatten(0, -2)
+    total = F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return total / count_learned(targets).clamp(min=1)
+
+
+def count_learned(targets: Tensor) -> Tensor:
+    """How many targets are learned, on their device."""
+    return (targets != IGNORED).sum()
 
 
 class _Chunked(torch.autograd.Function):
@@ -72,8 +86,8 @@ class _Chunked(torch.autograd.Function):
             else:
                 by_head += slopes.T @ states[here]
             del slopes
-        ctx.slopes, ctx.count = (by_states, by_head), len(targets)
-        return total / len(targets)
+        ctx.slopes, ctx.count = (by_states, by_head), count_learned(targets).clamp(min=1)
+        return total / ctx.count
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
@@ -94,17 +108,19 @@ def _slopes_on_gpu() -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]:
 
 
 def slopes_on_host(logits: Tensor, targets: Tensor, learns: bool) -> tuple[Tensor, Tensor]:
-    """The sum of the losses of rows, and the slopes of each loss by its logits.
+    """The sum of the losses of learned rows, and the slopes of each loss by its logits.
 
     ``logits``: ``[rows, vocab]``, which nobody needs any more: in fp32 the slopes take their place.
     ``targets``: ``[rows]``. Without ``learns`` the slopes hold anything.
     """
     values, places = logits.float(), targets[:, None]
+    ignored = places == IGNORED
+    places = places.clamp(min=0)
     values -= values.amax(-1, keepdim=True)
-    total = -values.gather(1, places).sum()
+    total = -values.gather(1, places).masked_fill_(ignored, 0.0).sum()
     sums = values.exp_().sum(-1, keepdim=True)
-    total += sums.log().sum()
+    total += sums.log().masked_fill_(ignored, 0.0).sum()
     if learns:
-        values /= sums
-        values.scatter_add_(1, places, torch.full_like(sums, -1.0))
+        values /= sums.masked_fill_(ignored, torch.inf)  # whose slopes become 0
+        values.scatter_add_(1, places, ignored.float() - 1.0)
     return total, values.to(logits.dtype)

@@ -18,6 +18,7 @@ from lowcomm_node.data.stories import NAME as STORIES
 from lowcomm_node.data.stream import held_out_windows
 from lowcomm_node.data.tokenizer import prompt_of
 from lowcomm_node.models.base import Model, computing
+from lowcomm_node.models.cross_entropy import count_learned
 from lowcomm_node.models.inference import generate, load_checkpoint, load_model
 from lowcomm_protocol.spec.sections import DataSettings
 
@@ -33,7 +34,7 @@ SAMPLE_TOP_K, DRAWS = 20, 4
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss in nats a token over windows with this many tokens in all."""
+    """Mean loss in nats a learned token over windows with this many tokens in all."""
 
     loss: float
     windows: int
@@ -41,10 +42,10 @@ class Evaluation:
 
 
 def held_out_loss(model: Model, dataset: Dataset, context: int) -> float:
-    """Mean cross-entropy in nats a token over ``EVALUATION_TOKENS`` tokens of held-out text."""
+    """Mean cross-entropy in nats a learned token over ``EVALUATION_TOKENS`` of held-out text."""
     count = max(1, EVALUATION_TOKENS // context)
     tokens, targets = held_out_windows(dataset.held_out, context, count, seed=0)
-    return _total_loss(model, tokens, targets) / len(tokens)
+    return _total_loss(model, tokens, targets) / _learned_windows(targets)
 
 
 def evaluate(
@@ -67,7 +68,7 @@ def evaluate(
         loss = _total_loss(model, tokens[:1, :tried], targets[:1, :tried])
         # Twice as many tokens take up to four times as long.
         if 5 * (clock() - began) > seconds:
-            return Evaluation(loss, 1, tried)
+            return Evaluation(loss / _learned_windows(targets[:1, :tried]), 1, tried)
         tried *= 2
     tokens, targets = tokens[:, :length], targets[:, :length]
     while done < stop:
@@ -77,12 +78,12 @@ def evaluate(
         # The next part is as large as all before it.
         if 2 * (clock() - began) > seconds:
             break
-    return Evaluation(total / done, done, done * length)
+    return Evaluation(total / _learned_windows(targets[:done]), done, done * length)
 
 
 @torch.no_grad()
 def _total_loss(model: Model, tokens: Tensor, targets: Tensor) -> float:
-    """The sum of the losses of windows."""
+    """The sum of the losses of windows, each by its share of learned tokens."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -90,9 +91,14 @@ def _total_loss(model: Model, tokens: Tensor, targets: Tensor) -> float:
     for part in torch.arange(len(tokens)).split(max(1, _BATCH_TOKENS // tokens.shape[1])):
         with computing(device):
             loss = model.loss(tokens[part].to(device), targets[part].to(device))
-        total += float(loss) * len(part)
+        total += float(loss) * _learned_windows(targets[part])
     model.train(was_training)
     return total
+
+
+def _learned_windows(targets: Tensor) -> float:
+    """Learned targets, as a number of windows; never 0."""
+    return max(1, int(count_learned(targets))) / targets.shape[1]
 
 
 @dataclass(frozen=True)

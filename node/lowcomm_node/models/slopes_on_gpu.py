@@ -15,10 +15,10 @@ PART = 4096
 
 
 def slopes(logits: Tensor, targets: Tensor, learns: bool) -> tuple[Tensor, Tensor]:
-    """The sum of the losses of rows, and the slopes of each loss by its logits.
+    """The sum of the losses of learned rows, and the slopes of each loss by its logits.
 
     ``logits``: ``[rows, vocab]``, in any precision, contiguous; the slopes take their place if it
-    ``learns``. ``targets``: ``[rows]``, int64.
+    ``learns``. ``targets``: ``[rows]``, int64; those below 0 are IGNORED.
     """
     rows, vocab = logits.shape
     losses = torch.empty(rows, device=logits.device)
@@ -42,10 +42,11 @@ def _slopes(logits, targets, losses, vocab, LEARNS: tl.constexpr, PART: tl.const
         total = total * tl.exp(before - most) + tl.sum(tl.exp(value - most), axis=0)
         wanted += tl.where(here == target, value, 0.0)
     whole = most + tl.log(total)
-    tl.store(losses + row, whole - tl.sum(wanted, axis=0))
+    tl.store(losses + row, tl.where(target < 0, 0.0, whole - tl.sum(wanted, axis=0)))
     if LEARNS:
         for start in range(0, vocab, PART):
             here = start + place
             value = tl.load(logits + here, mask=here < vocab, other=0.0).to(tl.float32)
             slope = tl.exp(value - whole) - tl.where(here == target, 1.0, 0.0)
+            slope = tl.where(target < 0, 0.0, slope)
             tl.store(logits + here, slope.to(logits.dtype.element_ty), mask=here < vocab)

@@ -1,7 +1,7 @@
 """The inner step's gradient, cut to what the device holds.
 
 Each peer cuts the ``batch`` of the specification into micro-batches as its memory asks for.
-Gradients of the parts weigh by their tokens, so their sum is the gradient of the batch. The first
+Gradients of the parts weigh by their learned tokens, so their sum is that of the batch. The first
 cut is the largest that is estimated to fit (``memory.py``).
 """
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.models.base import Model
+from lowcomm_node.models.cross_entropy import count_learned
 from lowcomm_node.node.messages import is_out_of_memory
 
 RECOMPUTE = {"auto": None, "on": True, "off": False}
@@ -95,8 +96,9 @@ class Gradient:
         _reserved = torch.empty(self.reserved_bytes, dtype=torch.uint8, device=tokens.device)
         size = self.cut.parts(len(tokens))
         total = torch.zeros((), device=tokens.device)
+        learned = count_learned(targets).clamp(min=1)
         for some, theirs in zip(tokens.split(size), targets.split(size), strict=True):
-            loss = self._loss(some, theirs) * (len(some) / len(tokens))
+            loss = self._loss(some, theirs) * (count_learned(theirs) / learned)
             loss.backward()
             total += loss.detach()
         return total

@@ -1,5 +1,5 @@
 """What must hold for the loss: in chunks of tokens it is the loss of all of them, in far less
-memory; small models never meet chunks."""
+memory; small models never meet chunks; ignored targets neither count nor move anything."""
 
 import weakref
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lowcomm_node.data.stream import IGNORED
 from lowcomm_node.models import cross_entropy as module
 from lowcomm_node.models.cross_entropy import chunk_tokens, cross_entropy
 
@@ -78,6 +79,23 @@ def test_logits_far_from_zero_neither_overflow_nor_vanish(monkeypatch: pytest.Mo
     for ours, one in zip(learn(cross_entropy, *given), learn(plain, *given), strict=True):
         assert ours.isfinite().all()
         torch.testing.assert_close(ours, one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_ignored_targets_are_as_if_they_were_not_there(
+    monkeypatch: pytest.MonkeyPatch, chunk: int | None
+) -> None:
+    monkeypatch.setattr(module, "chunk_tokens", lambda *_: chunk)
+    states, head, targets = inputs(40, 12, 50)
+    targets[0, ::3] = targets[1, 10:] = IGNORED
+    learned = targets != IGNORED
+    loss, by_states, by_head = learn(cross_entropy, states, head, targets)
+    expected = learn(plain, states[learned], head, targets[learned])
+    for ours, one in zip((loss, by_states[learned], by_head), expected, strict=True):
+        torch.testing.assert_close(ours, one, rtol=1e-5, atol=1e-7)
+    assert not by_states[~learned].any()
+    loss, *slopes = learn(cross_entropy, states, head, torch.full_like(targets, IGNORED))
+    assert loss == 0 and not any(one.any() for one in slopes), "where nothing is learned"
 
 
 @pytest.mark.slow

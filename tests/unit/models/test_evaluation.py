@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lowcomm_node.data.stream import IGNORED
 from lowcomm_node.models import evaluation
 from lowcomm_node.models.evaluation import Evaluation, evaluate
 
@@ -51,6 +52,14 @@ def test_a_slow_machine_takes_as_many_of_the_first_as_it_has_time_for(seconds: f
     found, took = look(seconds)
     assert (found.windows, found.loss) == (windows, (windows - 1) / 2)
     assert took <= max(seconds, evaluation.EVALUATION_SECONDS), "but always one"
+
+
+def test_a_window_counts_by_its_learned_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = torch.arange(2)[:, None].repeat(1, CONTEXT)
+    targets = tokens.clone()
+    targets[0, CONTEXT // 4 :] = IGNORED
+    monkeypatch.setattr(evaluation, "held_out_windows", lambda *_, **__: (tokens, targets))
+    assert look(1.0)[0].loss == 0.8, "a loss of 0 for a quarter of a window, of 1 for a whole one"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lowcomm_node.data.stream import IGNORED
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, build_model
 from lowcomm_node.trainer.memory import GIB, StepChoices, check_memory, estimate_memory
@@ -29,12 +30,14 @@ def gradient_of(model: Model, windows: int, loss: Loss | None = None) -> Gradien
     return Gradient(model, loss or model.loss, windows)
 
 
-def learned(cut: Cut, windows: int = 8) -> tuple[Tensor, list[Tensor]]:
-    """Loss and gradients of a batch that is cut so."""
+def learned(cut: Cut, windows: int = 8, ignored: int = 0) -> tuple[Tensor, list[Tensor]]:
+    """Loss and gradients of a batch that is cut so; of its targets the first are ignored."""
     model = build_model(SMALL, 0)
     gradient = gradient_of(model, windows)
     gradient.cut = cut
-    loss = gradient.of(*batch_of(windows))
+    tokens, targets = batch_of(windows)
+    targets.view(-1)[:ignored] = IGNORED
+    loss = gradient.of(tokens, targets)
     return loss, [weight.grad for weight in model.parameters() if weight.grad is not None]
 
 
@@ -59,10 +62,11 @@ class Allocator:
 # the gradient
 
 
+@pytest.mark.parametrize("ignored", [0, 53, 8 * SMALL.context])  # whole parts, a part of one, all
 @pytest.mark.parametrize("windows", [1, 2, 3, 5])
-def test_parts_of_any_size_give_loss_and_gradient_of_the_batch(windows: int) -> None:
-    expected, gradients = learned(Cut(8))
-    loss, found = learned(Cut(windows))
+def test_parts_of_any_size_give_loss_and_gradient_of_the_batch(windows: int, ignored: int) -> None:
+    expected, gradients = learned(Cut(8), ignored=ignored)
+    loss, found = learned(Cut(windows), ignored=ignored)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-6)
     assert len(found) == len(gradients) > 0
     for ours, one in zip(found, gradients, strict=True):
