@@ -107,8 +107,11 @@ def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:
             "yours with --tokenizer PATH, so that the run carries its SHA-256 and size, and "
             "refuses others."
         )
+    from lowcomm_node.models.documents import check_documents  # loads torch
+
     tokenizer = open_tokenizer_file(path)
     check_tokenizer(tokenizer, data.tokenizer_sha256, spec.model.vocab, data.tokenizer_check)
+    check_documents(spec, tokenizer)
     named = dict(tokenizer_file(path).data)
     if data.tokenizer_sha256 or {"begin_tokens", "end_token"} & data.model_fields_set:
         del named["begin_tokens"], named["end_token"]

@@ -73,6 +73,9 @@ class Footprint:
     """Part of ``kept`` of one of these blocks."""
     between: int = 0
     """The same of a block that is computed again."""
+    masks: int = 1
+    """Masks of documents that a step holds, of context x context for each window: one for all
+    layers, or one for each."""
     looking: int | None = None
     """At the widest place of a forward pass alone; None for as many as ``passing``."""
 
@@ -105,6 +108,11 @@ class Model(nn.Module, ABC):
     """A language model. Tokens are ``[batch, length]``, logits ``[batch, length, vocab]``."""
 
     settings: ModelSettings
+    separator: int | None = None
+    """Token that ends a document, where attention keeps within documents; a text with a cache is
+    read as one document."""
+    compiled: bool = False
+    """Whether the parts are compiled."""
     recompute: bool = False
     """Whether a backward pass computes blocks again, to the same bits, instead of keeping them."""
 
@@ -144,6 +152,9 @@ class Model(nn.Module, ABC):
 
 class Family(ABC):
     """One kind of model."""
+
+    separates: bool = False
+    """Whether its models heed ``separator``."""
 
     @abstractmethod
     def build(self, settings: ModelSettings, seed: int) -> Model:

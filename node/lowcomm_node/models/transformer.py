@@ -33,6 +33,7 @@ from lowcomm_node.models.base import (
     fill_normal,
 )
 from lowcomm_node.models.cross_entropy import cross_entropy
+from lowcomm_node.models.documents import Mask, attend, document_mask, document_starts
 from lowcomm_protocol.plan import Role
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.sections import ModelSettings
@@ -102,7 +103,9 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(head, epsilon) if normed else None
         self.key_norm = RMSNorm(head, epsilon) if normed else None
 
-    def forward(self, x: Tensor, rope: Tensor, cache: KeyValueCache | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Tensor, cache: KeyValueCache | None, documents: Mask
+    ) -> Tensor:
         batch, length, _ = x.shape
         query, key, value = (
             projection(x).view(batch, length, -1, self.head_width).transpose(1, 2)
@@ -119,9 +122,12 @@ class Attention(nn.Module):
         mask, causal = None, length > 1 and not past
         if past and length > 1:
             mask = x.new_ones(length, past + length, dtype=torch.bool).tril(past)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=causal, enable_gqa=self.is_grouped
-        )
+        if documents is not None:
+            mixed = attend(query, key, value, documents, self.is_grouped)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, mask, is_causal=causal, enable_gqa=self.is_grouped
+            )
         return self.output(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -148,8 +154,10 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(settings.width, settings.norm_epsilon)
         self.feed_forward = FeedForward(settings)
 
-    def forward(self, x: Tensor, rope: Tensor, cache: KeyValueCache | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rope, cache)
+    def forward(
+        self, x: Tensor, rope: Tensor, cache: KeyValueCache | None, documents: Mask = None
+    ) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rope, cache, documents)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -189,14 +197,19 @@ class Transformer(Model):
         self.check_length(end)
         # Else the embedding, which autocast leaves in fp32, would keep the residual stream in it.
         x = as_computed(self.embedding(tokens))
-        rope = self.rope[:, start:end]
+        rope, mask = self.rope[:, start:end], None
+        if self.separator is not None and cache is None:
+            starts = document_starts(tokens, self.separator)
+            mask = document_mask(starts, x.dtype, self.compiled and x.is_cuda)
         for block in self.blocks:
             # Compiled blocks are for training: a text that grows would be compiled at each length.
             step = block if cache is None else block.forward
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(step, x, rope, None, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(
+                    step, x, rope, None, mask, use_reentrant=False, preserve_rng_state=False
+                )
             else:
-                x = step(x, rope, cache)
+                x = step(x, rope, cache, mask)
         if cache is not None:
             cache.length = end
         return self.norm(x)
@@ -303,6 +316,8 @@ class TransformerFamily(Family):
     pass, and 2 (Q + K) + H + G more where queries and keys are normed: torch's attention keeps no
     matrix of context x context. ``test_memory.py`` counts them.
     """
+
+    separates = True
 
     def build(self, settings: ModelSettings, seed: int) -> Transformer:
         model = Transformer(cast("TransformerSettings", settings))

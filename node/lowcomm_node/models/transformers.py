@@ -26,6 +26,7 @@ from lowcomm_node.models.base import (
     fill_normal,
 )
 from lowcomm_node.models.cross_entropy import cross_entropy
+from lowcomm_node.models.documents import document_starts
 from lowcomm_node.system import command
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.models import TransformersSettings
@@ -110,7 +111,7 @@ class TransformersModel(Model):
         end = tokens.shape[1] + (text.length if text is not None else 0)
         self.check_length(end)
         if text is None:
-            return self.causal(input_ids=tokens, use_cache=False).logits
+            return self.causal(input_ids=tokens, **self._alone(tokens)).logits
         output = self.causal(input_ids=tokens, past_key_values=text.kept, use_cache=True)
         text.length = end
         return output.logits
@@ -120,9 +121,18 @@ class TransformersModel(Model):
         if settings.type not in LINEAR_HEADS:
             return super().loss(tokens, targets)
         causal: Any = self.causal
-        states = causal.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        states = causal.base_model(input_ids=tokens, **self._alone(tokens)).last_hidden_state
         states = states / float(settings.values.get("logits_scaling", 1.0))
         return cross_entropy(states, causal.get_output_embeddings().weight, targets)
+
+    def _alone(self, tokens: Tensor) -> dict[str, Any]:
+        """Arguments for windows without a cache. The library keeps attention within documents where
+        positions start anew; within sliding windows, too."""
+        if self.separator is None:
+            return {"use_cache": False}
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = places - document_starts(tokens, self.separator)
+        return {"use_cache": False, "position_ids": positions}
 
     def recompute_blocks(self, on: bool) -> None:
         super().recompute_blocks(on)
@@ -202,6 +212,8 @@ def checked_model(settings: TransformersSettings) -> TransformersModel:
 class TransformersFamily(Family):
     """Builds models of the library and estimates their memory."""
 
+    separates = True
+
     @torch.no_grad()
     def build(self, settings: ModelSettings, seed: int) -> TransformersModel:
         model, of_library = self.blank(settings), cast("TransformersSettings", settings)
@@ -252,6 +264,7 @@ class TransformersFamily(Family):
             blocks=size.layers,
             in_block=layer,
             between=width,
+            masks=size.layers,
         )
 
     def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:

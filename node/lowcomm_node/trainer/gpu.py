@@ -60,6 +60,7 @@ def loss_of(model: Model, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:
         return partial(_compiled_loss(type(model)), model)
     for block in blocks:
         block.compile()
+    model.compiled = True
     return model.loss
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.models.base import build_model, computing, family_of, tensor_specs
+from lowcomm_node.models.documents import check_documents
 from lowcomm_node.system.machine import can_compile
 from lowcomm_node.system.tasks import Readings
 from lowcomm_node.trainer.gpu import loss_of
@@ -57,9 +58,12 @@ class InnerReplica:
         self.run_id = run_id or spec.run_id
         self.course = course or SpecTimeline(spec)
         """The settings of training over swarm steps; all else is ``spec``'s."""
+        check_documents(spec, dataset.tokenizer)
         # Where a run names files with weights, they or a checkpoint set them.
         blank = family_of(spec.model).blank(spec.model) if spec.start.files else None
         self.model = (blank or build_model(spec.model, spec.run.seed)).to(device)
+        if spec.train.document_mask:
+            self.model.separator = dataset.tokenizer.separator
         self.weights = dict(self.model.named_parameters())
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
         self.optimizer = InnerOptimizer(self.model, spec.train, device)

@@ -6,7 +6,7 @@ The estimate counts float32 values a token or a parameter, which the model's fam
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Footprint, family_of
 from lowcomm_node.models.cross_entropy import chunk_tokens
-from lowcomm_node.system.machine import memory_of_machine
+from lowcomm_node.system.machine import can_compile, memory_of_machine
 from lowcomm_node.trainer.micro_batch import Cut, choose
 from lowcomm_node.trainer.optimizer import together
 from lowcomm_protocol.codecs import coder, shard_coder
@@ -83,7 +83,7 @@ def estimate_memory(
     whether this process compiles kernels that later ones find on the disk.
     """
     cut = cut or Cut(spec.train.batch)
-    model = family_of(spec.model).footprint(spec.model)
+    model = _with_masks(family_of(spec.model).footprint(spec.model), spec, gpu)
     fragment, context = -(-model.parameters // spec.sync.fragments), spec.model.context
     moments, slow = moments_bytes(spec), 0 if is_mapped(spec) else slow_bytes(spec)
     # Copies of weights and moments for a checkpoint and for joiners, and the slow weights that
@@ -146,6 +146,20 @@ def moments_bytes(spec: RunSpec) -> int:
     model, moments = family_of(spec.model).footprint(spec.model), 2
     of_matrices = 1 if spec.train.optimizer == "muon" else moments
     return FLOAT * (moments * model.others + of_matrices * model.in_matrices)
+
+
+def _with_masks(model: Footprint, spec: RunSpec, gpu: bool) -> Footprint:
+    """The same with masks of documents. Blocks that are compiled for a GPU need none."""
+    if not spec.train.document_mask or (gpu and model.masks == 1 and can_compile()):
+        return model
+    row = spec.model.context
+    looking = model.passing if model.looking is None else model.looking
+    return replace(
+        model,
+        kept=model.kept + model.masks * row,
+        passing=model.passing + row,
+        looking=looking + row,
+    )
 
 
 def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:

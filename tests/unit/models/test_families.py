@@ -66,10 +66,33 @@ def test_a_model_is_that_of_the_library(type_: str, more: dict[str, Any]) -> Non
     assert {spec.layer for spec in blocks} == {0, 1}
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("type_", "more"), [*ALL, ("olmo3", {"sliding_window": 3})])
+def test_a_document_is_read_as_if_it_stood_alone(type_: str, more: dict[str, Any]) -> None:
+    model, end = build_model(tiny(type_, **more), 1), 255
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    window = TOKENS[:2].clamp(max=end - 1)
+    window[0, [3, 4, 9]] = window[1, 6] = end
+    before, model.separator = model(window), end
+    after = model(window)
+    for row, start, stop in ((0, 0, 4), (0, 4, 5), (0, 5, 10), (0, 10, 16), (1, 7, 16)):
+        alone = model(window[row : row + 1, start:stop])[0]
+        torch.testing.assert_close(after[row, start:stop], alone, rtol=1e-3, atol=1e-4)
+        assert start == 0 or not torch.equal(before[row, start:stop], after[row, start:stop])
+    losses = (
+        model.loss(window, window),
+        torch.nn.functional.cross_entropy(after.flatten(0, 1), window.flatten()),
+    )
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("separator", [None, 255])
 @pytest.mark.parametrize("type_", ARCHITECTURES)
-def test_what_a_step_keeps_is_reckoned(type_: str) -> None:
+def test_what_a_step_keeps_is_reckoned(type_: str, separator: int | None) -> None:
     settings = tiny(type_)
     model, kept, alive = build_model(settings, 0), {}, []
+    model.separator = separator
     ours = {one.untyped_storage().data_ptr() for one in model.parameters()}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -82,7 +105,8 @@ def test_what_a_step_keeps_is_reckoned(type_: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.loss(TOKENS, TOKENS)
     footprint = family_of(settings).footprint(settings)
-    reckoned = 4 * TOKENS.numel() * (footprint.kept + footprint.vocab)
+    masks = settings.context * footprint.masks if separator is not None else 0
+    reckoned = 4 * TOKENS.numel() * (footprint.kept + footprint.vocab + masks)
     assert 0.5 * reckoned < sum(kept.values()) <= reckoned
 
 

@@ -61,6 +61,23 @@ def test_a_later_token_never_changes_an_earlier_logit_and_always_its_own() -> No
         assert differs.all(), "all that follow see it"
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kv_heads", [0, 1])
+def test_a_document_is_read_as_if_it_stood_alone(kv_heads: int) -> None:
+    model, end = make_model(SMALL.model_copy(update={"kv_heads": kv_heads})), 5
+    window = make_tokens(2, SMALL.context).masked_fill_(make_tokens(2, SMALL.context) == end, 6)
+    window[0, [2, 7]] = window[1, 10] = end
+    before, model.separator = model(window), end
+    for row, start, stop in ((0, 0, 3), (0, 3, 8), (0, 8, 16), (1, 0, 11), (1, 11, 16)):
+        alone = model(window[row : row + 1, start:stop])[0]
+        torch.testing.assert_close(model(window)[row, start:stop], alone, rtol=1e-4, atol=1e-5)
+        assert start == 0 or not torch.allclose(before[row, start:stop], alone, atol=0.1)
+    loss = model.loss(window, window)
+    model.recompute_blocks(True)
+    with torch.enable_grad():
+        assert model.loss(window, window) == loss, "computed again with the mask"
+
+
 def test_llama3_slows_low_frequencies_and_leaves_high_ones() -> None:
     plain = TransformerSettings(context=64, width=128, heads=2, rope_base=10_000.0)
     scaled = plain.model_copy(update={"rope_scaling": "llama3", "rope_original": 32})

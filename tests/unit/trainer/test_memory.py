@@ -71,10 +71,11 @@ def test_parameters_and_moments_are_those_of_the_real_model(model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("batch", [1, 8])
-def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model, batch):
+@pytest.mark.parametrize(("batch", "separator"), [(1, None), (8, None), (8, 0)])
+def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model, batch, separator):
     settings = TransformerSettings.model_validate(model)
     real, kept = cast("Any", build_model(settings, 0)), {}
+    real.separator = separator
     ours = {one.untyped_storage().data_ptr() for one in (*real.parameters(), real.rope)}
     alive = []
 
@@ -88,7 +89,8 @@ def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model
     tokens = torch.zeros(batch, settings.context, dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         real.loss(tokens, tokens)
-    found = family_of(settings).footprint(settings)
+    spec = spec_of(model, document_mask=separator is not None)
+    found = limits._with_masks(family_of(settings).footprint(settings), spec, False)
     reckoned = FLOAT * batch * settings.context * (found.kept + found.vocab)
     assert sum(kept.values()) == pytest.approx(reckoned, rel=0.01)
     parameters = sum(one.numel() for one in real.parameters())
