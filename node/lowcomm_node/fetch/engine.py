@@ -15,16 +15,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import inf
 from statistics import median
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import grpc
 
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, RetryLater
-from lowcomm_node.net.bandwidth import Arrival, BandwidthLimit, Use
+from lowcomm_node.net.bandwidth import LEAST_PIECE, Arrival, BandwidthLimit, Use
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.stream import CallerStream
 from lowcomm_node.system.tasks import in_time
@@ -78,6 +77,11 @@ S = TypeVar("S", bound=Source)
 class Download(ABC, Generic[S]):
     """A content that is being fetched: what is missing, and whether what comes is right."""
 
+    SLICE_BYTES: ClassVar[int | None] = None
+    """Most bytes that one request asks for; None: all of a piece. With slices a content gives way
+    to exchanges, and a piece that was begun may go on elsewhere: even a sole peer that brings next
+    to nothing is left for a while."""
+
     def __init__(self, name: str, enter: pb.Enter, total: int = 0) -> None:
         self.name = name  # for people
         self.enter = enter  # request that names the content
@@ -93,8 +97,8 @@ class Download(ABC, Generic[S]):
         """Whether all is here, and believed."""
 
     @abstractmethod
-    def listing_bytes(self, opened: pb.Opened) -> int:
-        """Bytes of the list that precedes the pieces. Raises ProtocolViolation."""
+    def listing_bytes(self, opened: pb.Opened, enter: pb.Enter) -> int:
+        """Bytes of the list that answers ``enter`` before the pieces. Raises ProtocolViolation."""
 
     @abstractmethod
     async def open(self, peer: PeerInfo, opened: pb.Opened, listing: bytes) -> S:
@@ -112,6 +116,24 @@ class Download(ABC, Generic[S]):
         """Whether a piece may come from this source."""
         return True
 
+    def renew(self, source: S, opened: pb.Opened) -> None:
+        """Take in what a source offers in its next stream, under the same name."""
+
+    def may_give(self, source: S) -> bool:
+        """Whether a source may give any piece that is still to come."""
+        return True
+
+    async def begun(self, index: int) -> bytearray:
+        """Bytes of a piece that came before."""
+        return bytearray()
+
+    async def keep(self, index: int, data: bytearray) -> None:
+        """Keep the bytes that have come of a piece so far. Raises DiskFull."""
+
+    def choose(self, source: S) -> int | None:
+        """The best of the pieces that nobody was asked for."""
+        return next((index for index in self.missing if self.fits(source, index)), None)
+
     def take(self, source: S) -> int | None:
         """A piece to ask for: one that nobody was asked for, else one that is late."""
         now = monotonic()
@@ -119,14 +141,14 @@ class Download(ABC, Generic[S]):
         late = (
             index
             for index, (other, since) in self._under_way.items()
-            if other is not source and since < slow
+            if other is not source and since < slow and self.fits(source, index)
         )
-        for index in chain(self.missing, late):
-            if self.fits(source, index):
-                self.missing.pop(index, None)
-                self._under_way[index] = source, now
-                return index
-        return None
+        if (index := self.choose(source)) is None:
+            index = next(late, None)
+        if index is not None:
+            self.missing.pop(index, None)
+            self._under_way[index] = source, now
+        return index
 
     def give_back(self, source: S, index: int) -> None:
         """A piece does not come."""
@@ -140,6 +162,18 @@ class Download(ABC, Generic[S]):
         self.missing.pop(index, None)
         if index in self._under_way:
             self._seconds.append(monotonic() - self._under_way.pop(index)[1])
+
+
+@dataclass
+class _Asked:
+    """A piece that a peer was asked for."""
+
+    index: int
+    size: int
+    data: bytearray
+    """What has come."""
+    end: int
+    """Bytes from its beginning up to which it was asked for."""
 
 
 class PeerSession:
@@ -159,8 +193,7 @@ class PeerSession:
         self._source: Source | None = None
         self._was_served = False
         self._name = b""  # SHA-256 that the source gave for its offer
-        self._asked: deque[int] = deque()
-        self._data = bytearray()  # bytes received of the first piece that was asked for
+        self._asked: deque[_Asked] = deque()
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -187,19 +220,26 @@ class PeerSession:
         call = (await channels.stub(self.peer)).Fetch(metadata=channels.metadata(name))
         stream = CallerStream(call, channels.meter(name))
         try:
-            await stream.send(pb.FetchRequest(enter=self._download.enter))
+            enter = pb.Enter.FromString(self._download.enter.SerializeToString())
+            await stream.send(pb.FetchRequest(enter=enter))
             opened = await self._wait_for_turn(stream)
-            listing = bytearray()
-            await self._read(stream, listing, self._download.listing_bytes(opened))
+            size = self._download.listing_bytes(opened, enter)
+            listing = _Asked(-1, size, bytearray(), size)
+            await self._read(stream, listing)
             source = self._source
             if source is None or self._name != opened.name:
                 self._close_source()
-                source = await self._download.open(self.peer, opened, bytes(listing))
+                source = await self._download.open(self.peer, opened, bytes(listing.data))
                 self._source, self._name = source, opened.name
-            for number, index in enumerate(self._asked):  # of the stream before
-                offset = 0 if number else len(self._data)
-                if offset < self._download.size_of(source, index):
-                    await stream.send(pb.FetchRequest(wanted=pb.Wanted(piece=index, offset=offset)))
+            else:
+                self._download.renew(source, opened)
+            # Of the stream before, the piece under way goes on.
+            while self._asked and (
+                len(self._asked) > 1 or not self._download.fits(source, self._asked[0].index)
+            ):
+                self._download.give_back(source, self._asked.pop().index)
+            for asked in self._asked:
+                asked.end = len(asked.data)
             await self._take_pieces(stream, source)
             await stream.close()
         except LinkLost:
@@ -237,48 +277,58 @@ class PeerSession:
         while True:
             await self._ask_ahead(stream, source)
             if self._asked:
-                index = self._asked[0]
-                await self._read(stream, self._data, self._download.size_of(source, index), source)
-                await self._download.put(source, index, self._data)
+                asked = self._asked[0]
+                await self._read(stream, asked, source)
+                await self._download.put(source, asked.index, asked.data)
                 self._asked.popleft()
-                self._data = bytearray()
                 self._fetch.reasons.pop(self.peer.peer_id, None)
             elif self._download.conclude():
                 return
-            elif monotonic() - self.since > LATER:
+            elif monotonic() - self.since > LATER or not self._download.may_give(source):
                 raise RetryLater("has nothing that we miss, or others give the rest")
             else:
                 await asyncio.sleep(TICK)
 
     async def _ask_ahead(self, stream: CallerStream, source: Source) -> None:
-        """Ask for pieces while few bytes are under way."""
+        """Ask for pieces, or slices of them, while few bytes are under way."""
         # Under an owner's limit the link is busy anyway. At most a sixteenth, so that no peer gives
         # all of a small content.
-        is_free = self._fetch.down.rate is None
-        ahead = min(AHEAD_BYTES, self._download.total // 16) if is_free else 0
-        while not self._asked or (
-            len(self._asked) < MAX_REQUESTS // 2
-            and sum(self._download.size_of(source, one) for one in self._asked) - len(self._data)
-            < ahead
+        down, slice_bytes = self._fetch.down, self._download.SLICE_BYTES
+        ahead = min(AHEAD_BYTES, self._download.total // 16) if down.rate is None else 0
+        while not (coming := sum(one.end - len(one.data) for one in self._asked)) or (
+            coming < ahead and len(self._asked) < MAX_REQUESTS // 2
         ):
-            index = self._download.take(source)
-            if index is None:
-                return
-            self._asked.append(index)
-            await stream.send(pb.FetchRequest(wanted=pb.Wanted(piece=index)))
+            if slice_bytes:
+                if coming and down.is_busy:
+                    return
+                await down.give_way()
+            if not self._asked or self._asked[-1].end == self._asked[-1].size:
+                if (index := self._download.take(source)) is None:
+                    return
+                size = self._download.size_of(source, index)
+                self._asked.append(asked := _Asked(index, size, bytearray(), 0))
+                asked.data = await self._download.begun(index)
+                asked.end = len(asked.data)
+            asked = self._asked[-1]
+            most = LEAST_PIECE if down.is_busy else slice_bytes
+            count = min(asked.size - asked.end, most) if slice_bytes and most else 0
+            wanted = pb.Wanted(piece=asked.index, offset=asked.end, size=count)
+            asked.end += count or asked.size - asked.end
+            await stream.send(pb.FetchRequest(wanted=wanted))
 
     async def _read(
-        self, stream: CallerStream, data: bytearray, size: int, source: Source | None = None
+        self, stream: CallerStream, asked: _Asked, source: Source | None = None
     ) -> None:
-        """Read chunks until ``data`` has ``size`` bytes, and ask more of ``source`` meanwhile."""
-        arrival = Arrival(self._fetch.down, size - len(data), CHUNK_BYTES)
-        while len(data) < size:
+        """Read chunks until all of a piece has come, and ask more of ``source`` meanwhile."""
+        data = asked.data
+        arrival = Arrival(self._fetch.down, asked.size - len(data), CHUNK_BYTES)
+        while len(data) < asked.size:
             await arrival.make_room()
             reply = await _next(stream, SILENCE)
             chunk, count = reply.chunk, len(reply.chunk.data)
             if reply.WhichOneof("kind") != "chunk" or chunk.offset != len(data) or not count:
                 raise ProtocolViolation("sent bytes out of place")
-            if len(data) + count > size:
+            if len(data) + count > asked.end:
                 raise ProtocolViolation("sent more than was asked for")
             data += chunk.data
             arrival.took(count)
@@ -287,15 +337,15 @@ class PeerSession:
             self._bytes_received += count
             self._fetch.received(count)
             if source is not None:
+                await self._download.keep(asked.index, data)
                 await self._ask_ahead(stream, source)
 
     def _close_source(self) -> None:
         if self._source is not None:
-            for index in self._asked:
-                self._download.give_back(self._source, index)
+            for asked in self._asked:
+                self._download.give_back(self._source, asked.index)
             self._source.is_open = False
         self._asked.clear()
-        self._data = bytearray()
         self._source = None
 
 
@@ -350,9 +400,12 @@ class Fetch:
                 passed, looked = monotonic() - looked, monotonic()
                 for session in self.sessions.values():
                     is_preparing = session.position == 0 and session.served is None
-                    session.patience_left -= passed / PREPARING if is_preparing else passed
+                    if not (self.download.SLICE_BYTES and self.down.is_busy):
+                        session.patience_left -= passed / PREPARING if is_preparing else passed
                     last = max(last, session.since)
                 self._end_sessions()
+                if self.download.SLICE_BYTES:
+                    self._make_room(served=True)
                 queued = any(session.position for session in self.sessions.values())
                 patience = QUEUE_DEADLINE if queued else STALL_DEADLINE
                 is_hopeless = not self.sessions and all(
@@ -407,11 +460,13 @@ class Fetch:
             seconds = self._patience.get(name, GIVING_WAY)
             self.sessions[name] = PeerSession(self, peer, seconds, rate)
 
-    def _make_room(self) -> bool:
-        """End the session that has brought too little for longest, if there is one."""
-        if not self.sessions:
+    def _make_room(self, *, served: bool = False) -> bool:
+        """End the session that has brought too little for longest, if there is one; ``served``:
+        of those whose turn it is."""
+        sessions = [item for item in self.sessions.items() if item[1].served or not served]
+        if not sessions:
             return False
-        name, session = min(self.sessions.items(), key=lambda item: item[1].patience_left)
+        name, session = min(sessions, key=lambda item: item[1].patience_left)
         if session.patience_left >= 0:
             return False
         self._patience[name] = 2 * self._patience.get(name, GIVING_WAY)

@@ -84,11 +84,11 @@ class FileDownload(Download[Source]):
     def conclude(self) -> bool:
         return bool(self.digests) and self.size == self.total
 
-    def listing_bytes(self, opened: pb.Opened) -> int:
+    def listing_bytes(self, opened: pb.Opened, enter: pb.Enter) -> int:
         if opened.name != self.file.sha256 or not self.file.takes(opened.size):
             raise ProtocolViolation(f"offers another file than {self.name}")
         count = count_pieces(opened.size)
-        return count * DIGEST_BYTES if count > 1 else 0
+        return count * DIGEST_BYTES if count > 1 and not enter.listed else 0
 
     async def open(self, peer: PeerInfo, opened: pb.Opened, listing: bytes) -> Source:
         digests = tuple(
@@ -150,6 +150,7 @@ class FileDownload(Download[Source]):
             self.missing = dict.fromkeys(missing)
             self._under_way.clear()
             self.total, self.digests = size, digests
+            self.enter.listed = True
             self.size = size - sum(min(PIECE_BYTES, size - i * PIECE_BYTES) for i in self.missing)
 
     def _read_part(self, size: int, digests: Sequence[bytes], stop: Event) -> list[int]:

@@ -1,16 +1,16 @@
-"""The giving end: files of the run and snapshots of our state, piece by piece, to peers in turn.
+"""The giving end: files, text and snapshots of our state, piece by piece, to peers in turn.
 
     enter ──► position 3, 2, 1 ──► opened, list ──► (wanted ──► chunks)*
 
-A peer names a digest, never a path. All contents share one fair queue. Identities are free, so
-places are shared by address, not by peer id:
+A peer names a digest, never a path. Files and states share one fair queue. Packed text has another,
+and gives way to exchanges. Identities are free, so places are shared by address, not by peer id:
 
     enter     an address may hold half of the places at most, its network two thirds
     order     one peer of each address before a second of any; then by arrival
     turns     while others wait, a turn ends after some time, the longest first
 
 A peer that loses its turn may enter again, and keeps what it has. It has one place for each kind of
-content, so that it can fetch text and a state at once.
+content, so that it can fetch a tokenizer and a state at once, and each text of a run.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ from time import monotonic
 from lowcomm_node.errors import CheckpointError, RetryLater
 from lowcomm_node.fetch.engine import CHUNK_BYTES, MAX_REQUESTS, SILENCE
 from lowcomm_node.fetch.files import VerifiedFiles
-from lowcomm_node.net.bandwidth import BandwidthLimit
+from lowcomm_node.fetch.packs import PackStore
+from lowcomm_node.net.bandwidth import LEAST_PIECE, BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.system.quota import OF_FEW, Shares, prefixes_of
@@ -39,7 +40,7 @@ REQUEST_BYTES = 64  # bytes of a request at most
 ENTER_DEADLINE = 10.0
 SLOWEST = 2_000.0  # bytes that buy a peer another second to ask for the next
 STILL_HERE = 10.0  # seconds between two signs of life while a snapshot is being made
-MOST_SERVED = 2  # peers served at once
+MOST_SERVED, MOST_READERS = 2, 4  # peers served at once, and those that get text beside them
 MOST_WAITING = 30  # peers that may wait for their turn
 TURN_SECONDS = 60.0  # length of a turn while others wait, from when its content is open
 NETWORK_WEIGHT = 4
@@ -181,6 +182,8 @@ class Content:
     path: Path
     place: Callable[[int], tuple[int, int]]
     """Offset and size of a piece in the file; (0, 0): there is no such piece."""
+    text: PackStore | None = None
+    """Packed text, of which only some pieces may be here."""
 
 
 class PieceServer:
@@ -194,7 +197,10 @@ class PieceServer:
     ) -> None:
         """``may``: whether a peer is still admitted to the run."""
         self.turns = TurnQueue()
+        self.text_turns = TurnQueue(MOST_READERS)
         self.files = files
+        self.packs: dict[bytes, PackStore] = {}
+        """Packed text of the run, by the digest of its list."""
         self._up = up or BandwidthLimit()
         self._may = may
         self.state: tuple[StateForm, Snapshots] | None = None
@@ -215,16 +221,22 @@ class PieceServer:
                     raise RetryLater("has no state to hand over yet: ask another peer, or later.")
                 if kind == "file" and self.files.find(first.enter.file) is None:
                     raise RetryLater("does not have it yet")
-                turn = self.turns.enter(peer, kind, stream.place)
+                turns = self.turns
+                if kind == "pack":
+                    store = self.packs.get(first.enter.pack)
+                    if store is None or not any(store.here()):
+                        raise RetryLater("has nothing of it yet")
+                    turns, kind = self.text_turns, f"pack {store.part.pieces}"
+                turn = turns.enter(peer, kind, stream.place)
                 ending = group.create_task(turn.wait_over())
                 try:
-                    async for position in self.turns.wait_served(turn):
+                    async for position in turns.wait_served(turn):
                         await stream.send(pb.FetchReply(position=position))
                     async with self._content(first.enter, stream) as content:
-                        self.turns.begin(turn)
+                        turns.begin(turn)
                         await self._give(peer, stream, requests, content)
                 finally:
-                    self.turns.leave(turn)
+                    turns.leave(turn)
                 reading.cancel()
                 ending.cancel()
         except ExceptionGroup as failed:
@@ -243,22 +255,46 @@ class PieceServer:
         file, size = await asyncio.to_thread(os.open, content.path, os.O_RDONLY), 0
         try:
             while (request := await _receive(requests, SILENCE + size / SLOWEST)) is not None:
-                piece, offset = request.wanted.piece, request.wanted.offset
-                start, size = content.place(piece)
-                if request.WhichOneof("kind") != "wanted" or offset >= size:
-                    raise ProtocolViolation(f"byte {offset} of piece {piece}")
-                while offset < size:
-                    # A removal takes effect in the middle of a transfer, too.
-                    if not self._may(peer):
-                        raise CheckpointError("This run does not take you any more.")
-                    count = min(size - offset, self._up.piece(CHUNK_BYTES))
-                    data = await asyncio.to_thread(os.pread, file, count, start + offset)
-                    if not data:
-                        raise CheckpointError("The file is damaged: ask another peer.")
-                    await self._send_chunk(stream, offset, data)
-                    offset += len(data)
+                wanted = request.wanted
+                start, size = content.place(wanted.piece)
+                if request.WhichOneof("kind") != "wanted" or wanted.offset >= size:
+                    raise ProtocolViolation(f"byte {wanted.offset} of piece {wanted.piece}")
+                end = min(size, wanted.offset + (wanted.size or size))
+                if content.text is None:
+                    await self._send_piece(peer, stream, file, start, wanted.offset, end)
+                    continue
+                with content.text.giving(wanted.piece):
+                    if not await content.text.is_good(wanted.piece):
+                        raise RetryLater("does not have that piece any more")
+                    await self._send_piece(peer, stream, file, start, wanted.offset, end, True)
+                    content.text.bytes_given += end - wanted.offset
         finally:
             os.close(file)
+
+    async def _send_piece(
+        self,
+        peer: str,
+        stream: CalleeStream,
+        file: int,
+        start: int,
+        offset: int,
+        end: int,
+        gives_way: bool = False,
+    ) -> None:
+        """Send bytes of a piece that begins at ``start`` of an open file."""
+        while offset < end:
+            # A removal takes effect in the middle of a transfer, too.
+            if not self._may(peer):
+                raise CheckpointError("This run does not take you any more.")
+            count = min(end - offset, self._up.piece(CHUNK_BYTES))
+            if gives_way:
+                await self._up.give_way()
+                count = min(count, LEAST_PIECE if self._up.is_busy else count)
+            data = await asyncio.to_thread(os.pread, file, count, start + offset)
+            if not data:
+                raise CheckpointError("The file is damaged: ask another peer.")
+            await self._send_chunk(stream, offset, data)
+            offset += len(data)
 
     async def _send_chunk(self, stream: CalleeStream, offset: int, data: bytes) -> None:
         await self._up.pass_(len(data))
@@ -270,10 +306,21 @@ class PieceServer:
         if enter.WhichOneof("content") == "file":
             if (file := self.files.find(enter.file)) is None:
                 raise RetryLater("does not have it any more")
-            listing = b"".join(file.digests) if len(file.digests) > 1 else b""
+            is_listed = enter.listed or len(file.digests) == 1
+            listing = b"" if is_listed else b"".join(file.digests)
             yield Content(
                 pb.Opened(name=enter.file, size=file.size), listing, file.path, file.place
             )
+            return
+        if (store := self.packs.get(enter.pack)) is not None:
+            name, size, count = enter.pack, store.part.piece_bytes, store.part.piece_count
+            opened = pb.Opened(name=name, size=store.part.size, here=store.here())
+
+            def within(index: int) -> tuple[int, int]:
+                return (index * size, size) if index < count else (0, 0)
+
+            listing = b"" if enter.listed else store.file.digests
+            yield Content(opened, listing, store.path, within, store)
             return
         assert self.state is not None
         form, snapshots = self.state

@@ -163,8 +163,8 @@ class StateDownload(Download[StateOffer]):
 
     # Donors and versions
 
-    def listing_bytes(self, opened: pb.Opened) -> int:
-        if self.base is not None and opened.name == self.enter.state:
+    def listing_bytes(self, opened: pb.Opened, enter: pb.Enter) -> int:
+        if self.base is not None and opened.name == enter.state:
             return 0
         if not 0 < opened.size <= self.form.largest_manifest:
             raise ProtocolViolation(

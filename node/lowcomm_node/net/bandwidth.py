@@ -150,6 +150,8 @@ LEAST_WINDOW, MOST_WINDOW = 16 * 1024, 1024 * 1024
 WINDOW_SECONDS = 1 / 16
 """A window holds about this many seconds of traffic. Together with the message being read, that
 covers a round trip of the same length."""
+QUIET = 1.0
+"""Seconds without bytes of an exchange after which text goes on."""
 USE_SECONDS = 5.0
 """Rates shown to the owner are averages over this many seconds."""
 _BIN = 0.25
@@ -196,6 +198,8 @@ class BandwidthLimit:
         self._clock = clock
         self._use = Use()
         self._changed = asyncio.Event()
+        self._exchanged = float("-inf")
+        """When bytes of an exchange have passed last."""
         self.total = 0
         """Bytes of contents so far."""
 
@@ -208,6 +212,20 @@ class BandwidthLimit:
     def debt(self) -> float:
         """Seconds for which earlier requests occupy the link."""
         return max(0.0, self._free - self._clock())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an exchange uses the link."""
+        return self._clock() - self._exchanged < QUIET
+
+    def exchanged(self) -> None:
+        """Bytes of an exchange pass, or are about to."""
+        self._exchanged = self._clock()
+
+    async def give_way(self) -> None:
+        """Wait for an exchange that uses the link, at most `QUIET` seconds: a small piece may pass
+        then, so that nobody takes its sender for dead."""
+        await asyncio.sleep(max(0.0, self._exchanged + QUIET - self._clock()))
 
     def allow(self, rate: float | None) -> None:
         """Set another rate. Callers that wait now go on at once; later ones are bound by it."""

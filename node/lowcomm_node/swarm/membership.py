@@ -90,6 +90,8 @@ class OwnRecord:
     """Swarm step, own inner steps, tokens a second."""
     report: Callable[[], SelfReport] = SelfReport
     """What people see of us."""
+    gives_text: Callable[[], bool] = lambda: False
+    """Whether the whole of the run's packed text is here."""
     phase: Phase = Phase.JOINING
     last_issued: float = 0.0
 
@@ -121,6 +123,7 @@ class OwnRecord:
             expires=self.last_issued + life,
             addresses=self.addresses,
             certificate=self.certificate,
+            gives_text=self.gives_text(),
             swarm_step=swarm_step,
             steps=steps,
             tokens_per_second=speed,

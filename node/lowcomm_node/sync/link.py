@@ -181,6 +181,7 @@ class Link:
             while offset < len(data):
                 size = min(self._turns.piece, self._bandwidth.up.piece(CHUNK_BYTES))
                 piece = data[offset : offset + size]
+                self._bandwidth.up.exchanged()
                 await self._bandwidth.up.pass_(len(piece))
                 await self.stream.send(ChunkFrame(offset, piece))
                 turn.sent(len(piece))
@@ -268,6 +269,7 @@ class Link:
         return time * min(1.0, max(PATIENCE, PACE * self.share_come)) - waited
 
     def _expect(self, incoming: Incoming) -> None:
+        self._bandwidth.down.exchanged()
         self._incoming, self._announced, self._needs = incoming, monotonic(), 0.0
         self._arrival = Arrival(self._bandwidth.down, incoming.size, EXPECTED_BYTES)
 
@@ -275,6 +277,7 @@ class Link:
         """Take in one chunk; its content if that is whole now."""
         if self._incoming is None or self._arrival is None:
             raise ProtocolViolation("sent a chunk before its contribution was announced")
+        self._bandwidth.down.exchanged()
         size = self._incoming.take(chunk)
         self.bytes_received += size
         self._arrival.took(size)

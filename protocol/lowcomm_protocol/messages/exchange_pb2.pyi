@@ -167,12 +167,14 @@ class Enter(_message.Message):
     def __init__(self, file: _Optional[bytes] = ..., state: _Optional[bytes] = ..., pack: _Optional[bytes] = ..., listed: _Optional[bool] = ...) -> None: ...
 
 class Wanted(_message.Message):
-    __slots__ = ("piece", "offset")
+    __slots__ = ("piece", "offset", "size")
     PIECE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     piece: int
     offset: int
-    def __init__(self, piece: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    size: int
+    def __init__(self, piece: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class FetchReply(_message.Message):
     __slots__ = ("position", "opened", "chunk")

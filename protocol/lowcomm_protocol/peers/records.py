@@ -44,7 +44,7 @@ _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5}
 
 _COPIED = (
     *("peer_id", "phase", "addresses", "entry_points", "certificate", "claim"),
-    *("swarm_step", "steps", "tokens_per_second", "stage"),
+    *("swarm_step", "steps", "tokens_per_second", "stage", "gives_text"),
 )
 """Fields that are the same in `PeerInfo` and in its message."""
 
@@ -161,6 +161,8 @@ class PeerInfo:
     """Multiaddresses of its DHT peer."""
     claim: Annotated[bytes, Field(max_length=MAX_CLAIM_BYTES)] = b""
     """The claim on its invite, serialized; empty if the run needs none."""
+    gives_text: bool = False
+    """Whether it has the whole of the run's packed text."""
     report: SelfReport = SelfReport()
 
 

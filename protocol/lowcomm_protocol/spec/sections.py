@@ -183,6 +183,8 @@ PIECE_BYTES = 16 * 1024 * 1024
 SMALLEST_PIECE = 16 * 1024
 MAX_PARTS = 8
 MAX_PACK_BYTES = 1 << 43
+MAX_PACK_PIECES = 1 << 20
+"""A list of 32 MiB, and a bitmap of 128 KiB in each session."""
 DIGEST_BYTES = 32
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -222,6 +224,10 @@ class PackedText(Settings):
         if self.size > MAX_PACK_BYTES:
             raise ValueError(
                 f"{self.size:,} bytes are more than {MAX_PACK_BYTES:,}: make two packs"
+            )
+        if self.piece_count > MAX_PACK_PIECES:
+            raise ValueError(
+                f"{self.piece_count:,} pieces are more than {MAX_PACK_PIECES:,}: make larger pieces"
             )
         if self.masked and self.token_bytes == 2:
             raise ValueError("masked text needs token_bytes = 4")

@@ -1,0 +1,213 @@
+"""Packed text comes piece by piece from whoever has it, and stays within its room."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from helpers.donors import identity
+from helpers.waiting import until_async
+from helpers.wire import Callee, calling, listening, soon
+from lowcomm_node.errors import DataError, DiskFull
+from lowcomm_node.fetch import engine, packs
+from lowcomm_node.fetch.engine import Fetch
+from lowcomm_node.fetch.files import VerifiedFiles
+from lowcomm_node.fetch.giving import PieceServer
+from lowcomm_node.fetch.packs import DataRoom, PackStore
+from lowcomm_node.net.channels import Channels
+from lowcomm_node.storage.files import GIB
+from lowcomm_node.storage.pack_file import PackFile, has_bit
+from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.spec.sections import PackedText
+
+PIECE, TRAINING = 16 * 1024, 19
+DATA = Random(4).randbytes((TRAINING + 1) * PIECE)
+DIGESTS = b"".join(sha256(DATA[at : at + PIECE]).digest() for at in range(0, len(DATA), PIECE))
+PART = PackedText(
+    name="text",
+    pieces=sha256(DIGESTS).hexdigest(),
+    tokens=TRAINING * PIECE // 2,
+    held_out_tokens=100,
+    piece_bytes=PIECE,
+)
+ALL = range(PART.piece_count)
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RETRY_PAUSE", 0.05)
+    monkeypatch.setattr(engine, "LATER", 0.3)
+    monkeypatch.setattr(engine, "SLOW", 0.1)
+    monkeypatch.setattr(engine, "TICK", 0.02)
+
+
+def opened(folder: Path, own: Path | None = None, digests: bytes = b"") -> PackFile:
+    """The pieces in a folder."""
+    file = PackFile(PART, folder, own)
+    file.open(digests)
+    return file
+
+
+def store_of(
+    folder: Path,
+    channels: Channels,
+    peers: Sequence[PeerInfo],
+    *,
+    warnings: list[str] | None = None,
+    room: DataRoom | None = None,
+) -> PackStore:
+    """A store that asks these peers."""
+
+    async def fetch(store: PackStore, show: packs.Show) -> None:
+        warn = (warnings if warnings is not None else []).append
+        one = Fetch(channels, store.download, lambda: store.rank(peers), warn=warn, gives_up=False)
+        await one.run(show)
+
+    return PackStore(opened(folder), fetch, room, Random(1))
+
+
+async def never(store: PackStore, show: packs.Show) -> None:
+    """Nobody gives anything."""
+    show("no peer that could give it is here yet")
+    await asyncio.Event().wait()
+
+
+def holding(folder: Path, pieces: Sequence[int], data: bytes = DATA) -> PackStore:
+    """A store with some of the pieces, which it believes to be right."""
+    file = opened(folder, digests=DIGESTS)
+    for piece in pieces:
+        file.write(piece, data[piece * PIECE : (piece + 1) * PIECE])
+    return PackStore(file, never)
+
+
+@asynccontextmanager
+async def givers(*stores: PackStore) -> AsyncIterator[list[Callee]]:
+    """Peers that give what is in these stores."""
+    async with AsyncExitStack() as stack:
+        callees = list[Callee]()
+        for number, store in enumerate(stores, 1):
+            callee = await stack.enter_async_context(listening(identity(number)))
+            server = PieceServer(VerifiedFiles())
+            server.packs[bytes.fromhex(PART.pieces)] = store
+            callee.fetching = server.serve
+            callees.append(callee)
+        yield callees
+        for store in stores:
+            await store.close()
+
+
+async def test_pieces_come_from_peers_of_which_none_has_all_and_stay_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    halves = [holding(tmp_path / name, one) for name, one in (("a", ALL[:12]), ("b", ALL[8:]))]
+    async with givers(*halves) as callees, calling(identity(9)) as channels:
+        store = store_of(tmp_path / "c", channels, [callee.info() for callee in callees])
+        await soon(store.have(ALL))
+        assert store.path.read_bytes() == DATA and store.bytes_fetched == len(DATA)
+        assert all(half.bytes_given >= 8 * PIECE for half in halves)
+        await store.close()
+    again = opened(tmp_path / "c")
+    assert all(map(again.has, ALL)) and again.digests == DIGESTS
+
+
+async def test_a_peer_with_wrong_bytes_is_left_out_and_others_are_asked(tmp_path: Path) -> None:
+    bad = bytearray(DATA)
+    bad[5 * PIECE + 100] ^= 1
+    liar, honest = holding(tmp_path / "a", ALL, bytes(bad)), holding(tmp_path / "b", ALL)
+    warnings = list[str]()
+    async with givers(liar, honest) as callees, calling(identity(9)) as channels:
+        infos = [callee.info() for callee in callees]
+        store = store_of(tmp_path / "c", channels, infos[:1], warnings=warnings)
+        work = asyncio.create_task(store.have([5]))
+        await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "the liar is found")
+        assert "sent a wrong piece of text" in warnings[0] and not store.has(5)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await store.close()
+        store = store_of(tmp_path / "c", channels, infos)
+        await soon(store.have([5]))
+        assert store.file.read(5) == DATA[5 * PIECE : 6 * PIECE]
+        await store.close()
+
+
+async def test_waiting_says_for_which_piece_who_has_it_and_what_would_help(tmp_path: Path) -> None:
+    shown = list[str]()
+    store = PackStore(opened(tmp_path / "a", digests=DIGESTS), never)
+    work = asyncio.create_task(store.have([3, 7], shown.append))
+    await until_async(lambda: asyncio.sleep(0, bool(shown)), 30, "it says so")
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    assert shown[0].startswith("piece 3 and 1 more of text: nobody that answers has it: a node")
+    assert store.download.conclude(), "what nobody waits for is not fetched"
+    await store.close()
+
+
+async def test_unused_pieces_make_room_the_only_copy_last_and_nothing_that_is_needed(
+    tmp_path: Path,
+) -> None:
+    room = DataRoom(4 * PIECE / GIB)
+    async with givers(holding(tmp_path / "a", ALL)) as callees, calling(identity(9)) as channels:
+        store = store_of(tmp_path / "b", channels, [callees[0].info()], room=room)
+        for piece in (0, 1, 2, TRAINING):
+            await soon(store.have([piece]))
+        blocks = store.path.stat().st_blocks
+        store.assigned = lambda: {0}
+        [holder] = store.download.holders
+        store.download.holders[holder] = bytes([0b1101_1111, 0xFF, 0xF0])  # not piece 2
+        await soon(store.have([3]))
+        assert [piece for piece in ALL if store.has(piece)] == [0, 2, 3, TRAINING]
+        assert store.path.stat().st_blocks <= blocks, "the space of piece 1 was given back"
+        store.download.holders[holder] = bytes([0b1101_1111, 0xFF, 0xF0])
+        store.assigned = lambda: {0, 2, 3}
+        with pytest.raises(DiskFull, match="raise it"):
+            await store.have([4])
+        assert store.has(3) and not store.download.missing
+        await store.close()
+    kept = opened(tmp_path / "b")
+    assert [piece for piece in ALL if kept.has(piece)] == [0, 2, 3, TRAINING]
+
+
+@pytest.mark.parametrize("harm", ["truncated", "replaced", "unsealed"])
+async def test_what_was_verified_counts_only_of_the_file_that_was_verified(
+    harm: str, tmp_path: Path
+) -> None:
+    await holding(tmp_path / "a", ALL).close()
+    data, here = tmp_path / "a" / "data", tmp_path / "a" / "here"
+    if harm == "truncated":
+        with data.open("r+b") as file:
+            file.truncate(5 * PIECE)
+    elif harm == "replaced":
+        data.rename(tmp_path / "before")
+        data.write_bytes(bytes(PIECE) + DATA[PIECE:])
+    else:
+        here.write_bytes(here.read_bytes()[:-1] + b"\xff")
+    file = opened(tmp_path / "a")
+    assert [piece for piece in ALL if file.has(piece)] == (
+        list(ALL[:5]) if harm == "truncated" else []
+    )
+    assert file.check(4) and file.check(0) is (harm != "replaced"), "what is right needs no giver"
+
+
+async def test_a_pack_of_the_owner_is_read_in_place_and_never_written(tmp_path: Path) -> None:
+    own = tmp_path / "own.pack"
+    own.write_bytes(DATA[:PIECE] + bytes(PIECE) + DATA[2 * PIECE :])
+    own.chmod(0o400)
+    store = PackStore(opened(tmp_path / "a", own, DIGESTS), never)
+    await store.have([0, 2])
+    with pytest.raises(DataError, match=r"Piece 1 of .* is damaged"):
+        await store.have([1])
+    assert [has_bit(store.here(), piece) for piece in ALL[:3]] == [True, False, True]
+    async with givers(store) as callees, calling(identity(9)) as channels:
+        taker = store_of(tmp_path / "b", channels, [callees[0].info()])
+        await soon(taker.have([0, 5]))
+        assert taker.has(5) and store.has(5), "verified when it was first given"
+        await taker.close()
+    again = opened(tmp_path / "a", own, DIGESTS)
+    assert [piece for piece in ALL if again.has(piece)] == [0, 2, 5]
+    own.chmod(0o600)
+    own.write_bytes(DATA)
+    assert not any(map(opened(tmp_path / "a", own, DIGESTS).has, ALL)), "somebody has written to it"
