@@ -130,15 +130,15 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
         sleep(arguments.seconds)
         after = [carried(home) for home in homes[:PEERS]]
         lasted, last = time() - began, [slow_lines.steps_of(node) for node in nodes]
-        rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
+        ended = [[one for one in node.exchanges() if one["time"] >= began] for node in nodes]
     steps = sum(b - a for a, b in zip(first, last, strict=True))
     wire = sum(
         max(now - was for was, now in zip(*ways, strict=True))
         for ways in zip(before, after, strict=True)
     )
-    done = [one for node in rounds for one in node if one["outcome"] == "applied"]
+    done = [one for node in ended for one in node if one["outcome"] == "applied"]
     reasons = Counter(
-        slow_lines.plain(one["reason"]) for node in rounds for one in node if one not in done
+        slow_lines.plain(one["reason"]) for node in ended for one in node if one not in done
     )
     return {
         "reasons": dict(reasons),
@@ -151,7 +151,7 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
             for name in sorted({name for one in done for name in one["stages"]})
         },
         "exchanges": len(done),
-        "others": sum(len(node) for node in rounds) - len(done),
+        "others": sum(len(node) for node in ended) - len(done),
         "step": PEERS * lasted / steps,
         "load": os.getloadavg()[0],
     }

@@ -190,19 +190,19 @@ def told(nodes: list[Resident], began: float) -> dict[str, Any]:
         for event in node.events("phase")
         if event["phase"] == "training" and isinstance(event["time"], float)
     )
-    rounds = [entry for node in nodes for entry in node.rounds()]
-    reasons = Counter(entry["reason"] for entry in rounds if entry["outcome"] == "failed")
+    exchanges = [entry for node in nodes for entry in node.exchanges()]
+    reasons = Counter(entry["reason"] for entry in exchanges if entry["outcome"] == "failed")
     implausible = sum(count for reason, count in reasons.items() if "plausible" in reason)
     return {
         "routes": [node.route() for node in nodes],
         "first": first - began,
         "first_training": first - training,
-        "applied": sum(entry["outcome"] == "applied" for entry in rounds),
+        "applied": sum(entry["outcome"] == "applied" for entry in exchanges),
         "refused": sum(node.status()["exchanges"]["refused"] for node in nodes),
         "implausible": implausible,
         "lost": sum(reasons.values()) - implausible,
         "load": round(os.getloadavg()[0]),
-        "reasons": dict(Counter(entry["reason"] for entry in rounds if entry["reason"])),
+        "reasons": dict(Counter(entry["reason"] for entry in exchanges if entry["reason"])),
     }
 
 
@@ -210,7 +210,7 @@ def applied(node: Resident) -> list[dict[str, Any]]:
     """Its exchanges that were applied, oldest first; none while it does not answer."""
     if node.status() is None:
         return []
-    return [entry for entry in node.rounds() if entry["outcome"] == "applied"]
+    return [entry for entry in node.exchanges() if entry["outcome"] == "applied"]
 
 
 def rates_of(node: Resident) -> list[tuple[int, float]]:

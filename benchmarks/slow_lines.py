@@ -190,7 +190,7 @@ def of_nodes(
 
     watched = watch(homes, look, seconds)
     last = [steps_of(node) for node in nodes]
-    each = [one for node in nodes for one in node.rounds() if one["time"] >= began]
+    each = [one for node in nodes for one in node.exchanges() if one["time"] >= began]
     steps = sum(b - a for a, b in zip(first, last, strict=True))
     row = figures(each, steps, watched["lasted"], rate, spec)
     share = steps * step / (watched["lasted"] * NODES)

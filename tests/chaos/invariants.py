@@ -62,5 +62,7 @@ def _between_two(events: Mapping[str, Events], lives: Counter[str]) -> list[str]
 
 
 def _with_whom(told: Events, wanted: Any) -> Counter[str]:
-    rounds = [event for event in told if event["event"].startswith("exchange.") and wanted(event)]
-    return Counter(partner for event in rounds for partner in event["partners"])
+    exchanges = [
+        event for event in told if event["event"].startswith("exchange.") and wanted(event)
+    ]
+    return Counter(partner for event in exchanges for partner in event["partners"])

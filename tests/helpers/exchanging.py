@@ -241,9 +241,9 @@ class Node(Peer):
 
     async def ended(self, count: int = 1) -> ExchangeEnded:
         """The entry of the ``count``-th exchange, once it is over."""
-        rounds = self.exchanger.history.rounds
-        await eventually(lambda: len(rounds) >= count, f"{count} exchanges have ended")
-        return rounds[count - 1]
+        exchanges = self.exchanger.history.exchanges
+        await eventually(lambda: len(exchanges) >= count, f"{count} exchanges have ended")
+        return exchanges[count - 1]
 
     async def at_rest(self) -> None:
         """Until the next exchange can begin: one that has ended keeps its slots while last words

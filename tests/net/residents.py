@@ -58,7 +58,7 @@ class Resident(Node):
         with self.host.inside():
             return super().ask(question)
 
-    def rounds(self) -> list[dict[str, Any]]:
+    def exchanges(self) -> list[dict[str, Any]]:
         """Its last exchanges."""
         return to_json(self.ask(lambda client: client.exchanges(1000)))
 

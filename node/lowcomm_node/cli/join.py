@@ -200,11 +200,11 @@ async def _print_words(daemon: "Node") -> None:
 
 
 async def _show_panel(daemon: "Node") -> None:
-    from lowcomm_node.status.panel import ROUNDS, node_panel
+    from lowcomm_node.status.panel import EXCHANGES, node_panel
 
     controls = daemon.controls
     with Live(
-        get_renderable=lambda: node_panel(controls.status(), controls.last_exchanges(ROUNDS)),
+        get_renderable=lambda: node_panel(controls.status(), controls.last_exchanges(EXCHANGES)),
         auto_refresh=False,
     ) as live:  # which shows the last state when it ends
         while True:

@@ -74,7 +74,7 @@ def status(
     if check:
         _check(here)
         return
-    from lowcomm_node.status.panel import ROUNDS, node_panel
+    from lowcomm_node.status.panel import EXCHANGES, node_panel
 
     with here.node() as client:
         if wait or finished or step is not None:
@@ -83,7 +83,7 @@ def status(
         elif here.as_json:
             here.show(client.status(), "")
         else:
-            Console().print(node_panel(client.status(), client.exchanges(ROUNDS)))
+            Console().print(node_panel(client.status(), client.exchanges(EXCHANGES)))
 
 
 def _check(here: Here) -> None:

@@ -57,7 +57,7 @@ class Controls:
     def last_exchanges(self, limit: int) -> list[ExchangeEnded]:
         """The last exchanges since the start, newest last."""
         exchanger = self._node.exchanger
-        return list(exchanger.history.rounds)[-max(1, limit) :] if exchanger else []
+        return list(exchanger.history.exchanges)[-max(1, limit) :] if exchanger else []
 
     async def samples(self, since: int, most: int) -> list[Sample]:
         """Figures of the past, oldest first. Raises NodeError."""

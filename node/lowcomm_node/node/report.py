@@ -282,7 +282,7 @@ def why_no_exchange(exchanger: Exchanger) -> Waiting | None:
         return Waiting("far-from-peers", f"training on; {resting}")
     if (trouble := exchanger.peer.own_line.trouble) is not None:
         return Waiting("own-line", f"training on; {trouble}: see `lowcomm-node doctor`")
-    last = list(exchanger.history.rounds)[-FAILED_IN_A_ROW:]
+    last = list(exchanger.history.exchanges)[-FAILED_IN_A_ROW:]
     if sum(one.outcome is Outcome.FAILED for one in last) == FAILED_IN_A_ROW:
         text = f"training on; the last {FAILED_IN_A_ROW} exchanges failed: {last[-1].reason}"
         return Waiting("not-applied", text)

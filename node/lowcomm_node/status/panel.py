@@ -29,8 +29,8 @@ from lowcomm_node.system.units import (
 )
 from lowcomm_protocol.exchange.events import Outcome
 
-ROUNDS = 4
-"""Rows kept for the last rounds."""
+EXCHANGES = 4
+"""Rows kept for the last exchanges."""
 PHASE_STYLES = {
     "training": "green",
     "paused": "blue",
@@ -48,7 +48,7 @@ _LABEL_WIDTH = 9
 # --- One node -------------------------------------------------------------------------------------
 
 
-def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> RenderableType:
+def node_panel(status: Status, exchanges: Sequence[ExchangeEnded] = ()) -> RenderableType:
     """One node: phase, progress, losses, exchanges, traffic, and why it waits."""
     run, trainer, limits = status.run, status.trainer, status.limits
     step, total = trainer.swarm_step or 0, trainer.total_steps or (run.steps if run else None)
@@ -80,8 +80,8 @@ def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> Renderab
         rows.append(
             ("limits", _line(f"{up}   {down}   {limits.peers} of {limits.max_peers} peers"))
         )
-    recent = [*_rounds(rounds)][:ROUNDS]
-    recent += [Text("")] * (ROUNDS - len(recent))
+    recent = [*_exchanges(exchanges)][:EXCHANGES]
+    recent += [Text("")] * (EXCHANGES - len(recent))
     rows += zip(("last", "", "", ""), recent, strict=True)
     if status.refusals:
         # The first sign of an attack, or of a clock that is wrong.
@@ -219,16 +219,16 @@ def _troubles(swarm: SwarmStatus | None) -> list[str]:
     return [f"{door.address} does not answer: {door.reason}" for door in shut[:3]]
 
 
-def _rounds(rounds: Sequence[ExchangeEnded]) -> Iterator[Text]:
+def _exchanges(exchanges: Sequence[ExchangeEnded]) -> Iterator[Text]:
     """Yield a line for each of the last exchanges, the newest first; those without a partner count
     together."""
-    for why, entries in groupby(reversed(rounds), key=_why_alone):
+    for why, entries in groupby(reversed(exchanges), key=_why_alone):
         if why:
             newest, *others = entries
             many = f"{1 + len(others)} x " if others else ""
             yield Text(f"{_clock(newest)} {many}{clean(why)}", "dim")
         else:
-            yield from map(_round, entries)
+            yield from map(_line_of, entries)
 
 
 def _why_alone(entry: ExchangeEnded) -> str:
@@ -241,7 +241,7 @@ def _clock(entry: ExchangeEnded) -> str:
     return f"{datetime.fromtimestamp(entry.time).astimezone():%H:%M:%S}"
 
 
-def _round(entry: ExchangeEnded) -> Text:
+def _line_of(entry: ExchangeEnded) -> Text:
     partners = ", ".join(short_peer(partner) for partner in entry.partners)
     applied = entry.outcome is Outcome.APPLIED
     detail = f"with {partners}, {seconds(entry.seconds)}" if applied else entry.reason

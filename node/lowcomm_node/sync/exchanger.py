@@ -285,7 +285,7 @@ class Exchanger:
             line_seconds=peer.budget.lines.usual(monotonic()),
             step_seconds=peer.budget.step_seconds,
         )
-        return history.interval_of(self.history.rounds, peer.position.swarm_step, around)
+        return history.interval_of(self.history.exchanges, peer.position.swarm_step, around)
 
     @property
     def kept_waiting(self) -> str | None:

@@ -143,7 +143,7 @@ WE_REFUSED: dict[Refusal, str] = {
 }
 """Why we refused an offer, for our owner; ``REFUSAL_TEXT`` says the same of a peer that refused
 ours."""
-MAX_ROUNDS = 200
+MAX_EXCHANGES = 200
 MAX_PEERS = 1024
 
 
@@ -171,7 +171,7 @@ class History:
     """Offers that were refused, by others and by us."""
     bytes_sent: int = 0
     bytes_received: int = 0
-    rounds: deque[ExchangeEnded] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
+    exchanges: deque[ExchangeEnded] = field(default_factory=lambda: deque(maxlen=MAX_EXCHANGES))
     worst_block: dict[int, float] = field(default_factory=dict)
     """Of each fragment at its last merge: how far contributions were apart in the block of 256
     values that was worst."""
@@ -182,7 +182,7 @@ class History:
     def record(
         self, driver: "ExchangeDriver", outcome: Outcome, reason: str, swarm_step: int
     ) -> ExchangeEnded:
-        """Count an exchange that is over; its entry in the list of rounds."""
+        """Count an exchange that is over; its entry in the list."""
         now, one, machine = monotonic(), driver.one, driver.one.machine
         is_applied = outcome is Outcome.APPLIED
         self.outcomes[outcome] += 1
@@ -216,7 +216,7 @@ class History:
             stages=dict(driver.stages.seconds),
             moments=driver.moments,
         )
-        self.rounds.append(entry)
+        self.exchanges.append(entry)
         return entry
 
     def of(self, peer: str) -> PeerHistory:
@@ -244,7 +244,7 @@ class History:
         history.last_reason, history.last_code = reason, cause
 
 
-LEAST_ROUNDS = 16
+LEAST_EXCHANGES = 16
 """The last exchanges that count; more where two of each fragment are more."""
 LEAST_APPLIED = 3
 NEAR = 1.25
@@ -283,10 +283,10 @@ def hindrance_in_words(needs: Needs, longest: float) -> str:
 
 
 def interval_of(
-    rounds: Sequence[ExchangeEnded], swarm_step: int, around: Circumstances
+    exchanges: Sequence[ExchangeEnded], swarm_step: int, around: Circumstances
 ) -> IntervalStatus:
     """What becomes of the interval, by the last exchanges; ``swarm_step``: of this node now."""
-    recent = list(islice(reversed(rounds), max(LEAST_ROUNDS, 2 * around.fragments)))
+    recent = list(islice(reversed(exchanges), max(LEAST_EXCHANGES, 2 * around.fragments)))
     applied = [one for one in recent if one.outcome is Outcome.APPLIED]
     effective = None
     if len(applied) >= LEAST_APPLIED:

@@ -75,7 +75,7 @@ def test_a_loss_that_is_no_number_is_null(loss: float):
 def test_only_several_failures_in_a_row_are_a_reason(outcomes: list[Outcome], waits: bool) -> None:
     history = History()
     for outcome in outcomes:
-        history.rounds.append(make_exchange(outcome=outcome, reason="the line broke"))
+        history.exchanges.append(make_exchange(outcome=outcome, reason="the line broke"))
     own_line = SimpleNamespace(trouble=None)
     exchanger = SimpleNamespace(
         history=history, hindrance=None, resting=None, kept_waiting=None, interval=None,

@@ -46,7 +46,7 @@ async def refused_for_good(caller: Node, callee: Node, reason: Refusal) -> None:
     entry = await caller.ended()
     assert entry.outcome == "no-partner"
     assert entry.left_out == {callee.peer_id: REFUSAL_TEXT[reason]}
-    assert REFUSAL_TEXT[reason] in caller.exchanger.history.rounds[-1].reason
+    assert REFUSAL_TEXT[reason] in caller.exchanger.history.exchanges[-1].reason
     await refused(caller, callee, reason)
     assert caller.trainer.asked == []
     fragment = entry.fragment

@@ -32,7 +32,7 @@ async def outcomes(nodes: Sequence[Node], round_: int) -> set[tuple[str, str]]:
     """What comes of the exchange of a round at each of these nodes."""
     for node in nodes:
         await node.at_rest()
-    known = [len(node.exchanger.history.rounds) for node in nodes]
+    known = [len(node.exchanger.history.exchanges) for node in nodes]
     for node in nodes:
         node.step(round_ * INTERVAL)
     ended = [await node.ended(count + 1) for node, count in zip(nodes, known, strict=True)]
@@ -52,7 +52,7 @@ async def test_a_node_takes_over_what_it_has_missed():
         assert await meeting == {("applied", ""), ("applied", "took over 1 missed step")}
         assert behind.trainer.taken_over == [(b"step ", (NOW, ""))]
         assert sum(node.trainer.asked.count("missed") for node in others) == 1
-        assert all(entry.bytes_sent < 4 * NUMEL for entry in behind.exchanger.history.rounds)
+        assert all(entry.bytes_sent < 4 * NUMEL for entry in behind.exchanger.history.exchanges)
         # From now on it is as all others.
         assert await outcomes(one.nodes, 3) == {("applied", "")}
         assert len(behind.trainer.taken_over) == 1

@@ -11,8 +11,8 @@ from lowcomm_node.sync import history as history_module
 from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.group_driver import GroupDriver
 from lowcomm_node.sync.history import (
+    MAX_EXCHANGES,
     MAX_PEERS,
-    MAX_ROUNDS,
     ExchangeEnded,
     ExchangeStatus,
     History,
@@ -80,7 +80,7 @@ def test_an_exchange_that_was_applied_is_counted_for_everybody_who_took_part(clo
     assert (history.bytes_sent, history.bytes_received) == (21, 42)
     assert [history.of(peer).completed for peer in "abc"] == [1, 1, 0]
     assert history.applied_at == 1007.5
-    assert list(history.rounds) == [entry]
+    assert list(history.exchanges) == [entry]
     assert entry.time > 1_700_000_000
     assert entry == ExchangeEnded(
         time=entry.time, fragment=OFFER.fragment, round=OFFER.round, outcome=Outcome.APPLIED,
@@ -96,7 +96,7 @@ def test_an_exchange_that_failed_tells_why_and_counts_for_nobody(clock):
     assert (entry.outcome, entry.reason) == ("failed", "was too slow")
     assert (history.bytes_sent, history.of("a").completed) == (5, 0)
     history.record(make_driver("a"), Outcome.APPLIED, "realigned", 43)
-    assert history.rounds[-1].reason == "realigned"
+    assert history.exchanges[-1].reason == "realigned"
     assert history.outcomes == {Outcome.FAILED: 1, Outcome.APPLIED: 1}
 
 
@@ -132,14 +132,14 @@ def test_refusals_are_counted_on_both_sides_but_not_those_of_calls_that_crossed(
 
 def test_only_the_last_rounds_are_kept_but_all_are_counted(clock):
     history = History()
-    for step in range(MAX_ROUNDS + 10):
+    for step in range(MAX_EXCHANGES + 10):
         history.record(make_driver("a", a=(1, 2)), Outcome.APPLIED, "", step)
-    assert [entry.swarm_step for entry in history.rounds] == list(range(10, MAX_ROUNDS + 10))
+    assert [entry.swarm_step for entry in history.exchanges] == list(range(10, MAX_EXCHANGES + 10))
     assert (
         history.outcomes[Outcome.APPLIED]
         == history.bytes_sent
         == history.of("a").completed
-        == MAX_ROUNDS + 10
+        == MAX_EXCHANGES + 10
     )
 
 

@@ -19,7 +19,7 @@ def around(**changes) -> Circumstances:
     return Circumstances(**usual | changes)
 
 
-def rounds(every: int, outcome: str = "applied", count: int = 20, seconds: float = 0.5):
+def exchanges(every: int, outcome: str = "applied", count: int = 20, seconds: float = 0.5):
     """So many exchanges, one each ``every`` steps."""
     return [
         make_exchange(swarm_step=every * number, outcome=outcome, seconds=seconds)
@@ -28,24 +28,24 @@ def rounds(every: int, outcome: str = "applied", count: int = 20, seconds: float
 
 
 def test_exchanges_as_often_as_the_run_says_need_no_reason() -> None:
-    told = interval_of(rounds(1), 20, around())
+    told = interval_of(exchanges(1), 20, around())
     assert (told.written, told.cause, told.reason) == (WRITTEN, None, "")
     assert told.effective == pytest.approx(WRITTEN)
 
 
 def test_nothing_is_told_before_three_were_applied() -> None:
-    assert interval_of(rounds(1, count=2), 500, around()).effective is None
+    assert interval_of(exchanges(1, count=2), 500, around()).effective is None
 
 
 def test_a_full_line_is_why() -> None:
-    told = interval_of(rounds(3), 60, around(line_seconds=2.9))
+    told = interval_of(exchanges(3), 60, around(line_seconds=2.9))
     assert told.effective == pytest.approx(12)
     assert told.cause == "line"
     assert "2.9 s on the line" in told.reason
 
 
 def test_time_without_an_exchange_counts() -> None:
-    few, many = (interval_of(rounds(1), now, around()).effective for now in (20, 80))
+    few, many = (interval_of(exchanges(1), now, around()).effective for now in (20, 80))
     assert many > few
 
 
@@ -56,12 +56,12 @@ def test_limits_of_the_owner_are_why_also_before_anything_was_applied() -> None:
 
 @pytest.mark.parametrize(("outcome", "cause"), [("no-partner", "partner"), ("failed", "failed")])
 def test_exchanges_that_come_to_nothing_are_why(outcome: str, cause: str) -> None:
-    mixed = [one for pair in zip(rounds(4), rounds(4, outcome), strict=True) for one in pair]
+    mixed = [one for pair in zip(exchanges(4), exchanges(4, outcome), strict=True) for one in pair]
     told = interval_of(mixed, 80, around())
     assert told.cause == cause
     assert "8 of 16" in told.reason
 
 
 def test_a_long_exchange_over_an_idle_line_is_why() -> None:
-    told = interval_of(rounds(2, seconds=7.5), 40, around())
+    told = interval_of(exchanges(2, seconds=7.5), 40, around())
     assert (told.cause, told.effective) == ("exchange", pytest.approx(8))
