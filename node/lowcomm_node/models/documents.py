@@ -8,8 +8,7 @@ queries and keys that is masked as a whole. Elsewhere a mask is added to this ma
 share it.
 """
 
-from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -61,25 +60,32 @@ def document_mask(starts: Tensor, dtype: torch.dtype, blocks: bool) -> Mask:
         def sees(window: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (key <= query) & (key >= starts[window, query])
 
-        return _block_mask()(sees, batch, None, length, length, starts.device)
+        Flex.prepare()
+        return Flex.mask(sees, batch, None, length, length, starts.device)
     places = torch.arange(length, device=starts.device)
     seen = (places <= places[:, None]) & (places >= starts[:, :, None])
     mask = torch.zeros(batch, 1, length, length, dtype=dtype, device=starts.device)
     return mask.masked_fill_(~seen[:, None], -torch.inf)
 
 
-@cache
-def _block_mask() -> Any:
-    """Compiled, it never holds the whole matrix."""
-    from torch.nn.attention.flex_attention import create_block_mask
+class Flex:
+    """Functions of flex attention, compiled, or they would hold whole matrices: blocks whose shapes
+    change too often are not compiled any more."""
 
-    return torch.compile(create_block_mask)
+    mask: ClassVar[Any] = None
+    attention: ClassVar[Any] = None
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Import them."""
+        if cls.mask is None:
+            from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+            cls.mask, cls.attention = map(torch.compile, (create_block_mask, flex_attention))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, grouped: bool) -> Tensor:
     """Attention with a mask; ``grouped``: whether several heads of queries share one of keys."""
     if isinstance(mask, Tensor):
         return F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=grouped)
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return flex_attention(query, key, value, block_mask=mask, enable_gqa=grouped)  # type: ignore[return-value]
+    return Flex.attention(query, key, value, block_mask=mask, enable_gqa=grouped)
