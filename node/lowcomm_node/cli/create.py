@@ -10,6 +10,7 @@ import typer
 from lowcomm_node.cli.common import Here, command, option, setting
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.app import run_async
+from lowcomm_node.system.units import read_count
 
 LINE = [
     option("up", str, "What a peer's line sends, such as 20Mbit.", metavar="RATE"),
@@ -38,6 +39,7 @@ def init(
     optimizer: str | None = None,
     name: str = "my-run",
     steps: Annotated[int | None, typer.Option(min=1)] = None,
+    tokens: Annotated[str | None, typer.Option(metavar="10B")] = None,
     parameters: Parameters = None,
     plan: Annotated[bool, typer.Option("--plan")] = False,
     line: Any = None,
@@ -59,6 +61,7 @@ def init(
         name: Name of the run: a-z, 0-9, dots and dashes.
         steps: Length of the run in swarm steps; default: 2000, with --parameters as many as give
             20 tokens a parameter.
+        tokens: Length in tokens of all peers, in place of steps.
         plan: Take the best method and interval for a line.
         seed: Seed of all randomness of the run.
         admission: Admission of peers: open, invite or list.
@@ -84,15 +87,20 @@ def init(
     more: dict[str, Any] = {
         "run": {"admission": admission} | ({"members": member} if member else {})
     }
+    if tokens is not None:
+        more["run"]["tokens"] = read_count(tokens)
+        if steps or not more["run"]["tokens"]:
+            raise ConfigError(f"--tokens {tokens}: write such as 10B, and without --steps.")
     if parameters is not None:
         from lowcomm_node.planner.question import run_of_parameters  # loads torch
 
         sized = run_of_parameters(parameters, line["peers"], words.vocab if words else BYTES)
-        more["model"], steps = sized.model.model_dump(), steps or sized.run.steps
+        more["model"] = sized.model.model_dump()
+        steps = steps or (sized.run.steps if tokens is None else None)
 
     def write() -> str:
         return write_template(
-            name, method or "lowcomm", steps or 2000, seed,
+            name, method or "lowcomm", steps if tokens else steps or 2000, seed,
             optimizer=optimizer, more=more, tokenizer=words, weights=weights,
         )  # fmt: skip
 

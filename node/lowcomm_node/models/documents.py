@@ -81,7 +81,8 @@ class Flex:
         if cls.mask is None:
             from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-            cls.mask, cls.attention = map(torch.compile, (create_block_mask, flex_attention))
+            cls.mask = torch.compile(create_block_mask)
+            cls.attention = torch.compile(flex_attention)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, grouped: bool) -> Tensor:

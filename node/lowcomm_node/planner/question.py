@@ -4,7 +4,6 @@ Options of `plan` and `init --plan` give the line; the section ``[plan]`` of a r
 `create`. It is never signed.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
@@ -12,7 +11,7 @@ from typing import Any
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import family_of
-from lowcomm_node.system.units import read_rate, write_rate
+from lowcomm_node.system.units import read_count, read_rate, write_rate
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -34,8 +33,6 @@ USUAL = 64
 """Width of a model over its layers, about."""
 TOKENS_A_PARAMETER = 20
 """Tokens to train on where only parameters are given (Hoffmann et al., 2203.15556)."""
-_COUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([kMBT]?)\s*")
-_TIMES = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +129,7 @@ def question_of(
 def run_of_parameters(text: str, peers: int | None, vocab: int | None = None) -> RunSpec:
     """A run of a model with as many parameters as ``--parameters`` says, such as ``234k``, ``10M``
     or ``1.3B``. Raises ConfigError."""
-    match = _COUNT.fullmatch(text)
-    count = round(float(match[1]) * _TIMES[match[2]]) if match else 0
+    count = read_count(text)
     if not LEAST_PARAMETERS <= count <= MOST_PARAMETERS:
         raise ConfigError(
             f"--parameters: {text.strip()!r} is not a number of parameters from 100k to 200B: "

@@ -60,7 +60,7 @@ class OpenWeights:
 def write_template(
     name: str,
     method: str,
-    steps: int,
+    steps: int | None,
     seed: int,
     start_peers: int = 1,
     interval: int | None = None,
@@ -71,8 +71,8 @@ def write_template(
 ) -> str:
     """Write a complete, commented run.toml. ``method`` chooses the optimizer unless it is given.
 
-    ``more``: other settings, by section. Without ``weights``, the model's vocabulary is that of
-    ``tokenizer``.
+    ``steps`` None: they follow from ``run.tokens``. ``more``: other settings, by section. Without
+    ``weights``, the model's vocabulary is that of ``tokenizer``.
 
     Raises ConfigError for an unknown method, SpecError for settings out of range.
     """
@@ -94,7 +94,7 @@ def write_template(
         model["vocab"] = tokenizer.vocab
     data = sections.DataSettings().model_dump(exclude={"begin_tokens", "end_token"})
     settings: Sections = {
-        "run": {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers} | run,
+        "run": {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers, **run},
         "model": model,
         "data": {**data, **(tokenizer.data if tokenizer else {}), **more.get("data", {})},
         "train": spec.train.model_dump(),

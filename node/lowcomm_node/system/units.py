@@ -15,6 +15,8 @@ _BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _PREFIXES.items()}
 _TIMES = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile("".join(rf"(?:(\d{{1,6}}){unit})?" for unit in _TIMES))
 _QUANTITY = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
+_COUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([kMBT]?)\s*")
+_COUNTS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 NONE = "none"
 """An owner's word for no limit."""
 LEAST_RATE = 8_000.0
@@ -45,6 +47,12 @@ def read_size(text: str) -> int:
     if text.strip().isdecimal():
         text = f"{text}B"
     return int(_read(text, _BYTES, "4GiB, 500MB or a number of bytes", ("MB", "MiB")))
+
+
+def read_count(text: str) -> int:
+    """Parse a number such as ``234k``, ``10M`` or ``1.3B``; 0 for anything else."""
+    match = _COUNT.fullmatch(text)
+    return round(float(match[1]) * _COUNTS[match[2]]) if match else 0
 
 
 def _read(text: str, known: dict[str, float], examples: str, usual: tuple[str, str]) -> float:

@@ -148,6 +148,11 @@ class RunSpec(Settings):
         """Tokens that one peer trains on in one inner step."""
         return self.train.batch * self.model.context
 
+    @property
+    def steps_of_tokens(self) -> int:
+        """Steps in which ``start_peers`` train on ``run.tokens``, rounded up."""
+        return -(-self.run.tokens // (self.tokens_per_step * self.run.start_peers))
+
 
 @dataclass(frozen=True)
 class SignedRun:
@@ -210,7 +215,11 @@ def parse_toml(
         ) from None
     data.pop(PLAN, None)
     _check_version(data, source)
-    spec = _validate(_with_fragments(data, source, parameters), source)
+    data = _with_fragments(data, source, parameters)
+    spec = _validate(data, source)
+    if spec.run.tokens and "steps" not in spec.run.model_fields_set:
+        run = cast("Content", data["run"]) | {"steps": spec.steps_of_tokens}
+        spec = _validate(data | {"run": run}, source)
     check_new_run(spec, source)
     return spec
 
@@ -257,6 +266,13 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
         raise SpecError(
             f"{source}: {spec.retired}, which only earlier releases can train with: set codec = "
             '"q2", and error_feedback = true only with group = 3 or more.'
+        )
+    if spec.run.tokens and spec.run.steps != spec.steps_of_tokens:
+        raise SpecError(
+            f"{source}: run.tokens = {spec.run.tokens:,} are {spec.steps_of_tokens:,} steps of "
+            f"start_peers = {spec.run.start_peers} with {spec.tokens_per_step:,} tokens each, but "
+            f"run.steps = {spec.run.steps:,}: set steps = {spec.steps_of_tokens}, or remove one of "
+            "the two."
         )
     known = _known(type(spec.model))
     for name in spec.optional:
@@ -309,6 +325,8 @@ def amended(spec: RunSpec, settings: Mapping[str, Any], source: str) -> RunSpec:
     for name, value in settings.items():
         section, _, setting = name.partition(".")
         data[section][setting] = value
+    if "run.steps" in settings:
+        data["run"]["tokens"] = 0  # steps were chosen
     return _validate(data, source)
 
 

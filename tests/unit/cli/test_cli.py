@@ -355,6 +355,17 @@ def test_init_writes_a_specification_that_says_what_it_means(
     assert {"method", "interval", "group", "consensus", "learning_rate", "source"} <= set(comments)
 
 
+def test_init_takes_a_length_in_tokens(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    assert cli("init", str(file), "--tokens", "1.5M").code == 0
+    run = tomllib.loads(file.read_text())["run"]
+    assert run["tokens"] == 1_500_000 and "steps" not in run
+    assert parse_toml(file.read_text()).run.steps == 2930
+    for more in (("--steps", "3"), ("--tokens", "ten")):
+        ended = cli("init", str(file), "--force", "--tokens", "1M", *more)
+        assert ended.code == 78 and "write such as 10B" in ended.err
+
+
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 
 

@@ -17,6 +17,7 @@ from lowcomm_protocol.spec.run import (
     MAX_SPEC_BYTES,
     SPEC_VERSION,
     RunSpec,
+    amended,
     parse_canonical,
     parse_toml,
     read_signed_run,
@@ -47,6 +48,25 @@ def canonical_with(path: str, value: str) -> str:
 
 
 # What people write
+
+
+def test_steps_follow_from_tokens_and_must_agree_with_them() -> None:
+    """A step of this run has 2 x 64 tokens at each of 3 peers."""
+    text = '[run]\nname = "demo"\nstart_peers = 3\ntokens = {}\n{}[train]\nbatch = 2\n'
+    for tokens, steps in ((384, 1), (385, 2), (3_840_000, 10_000)):
+        assert parse_toml(text.format(tokens, "")).run.steps == steps
+        given = parse_toml(text.format(tokens, f"steps = {steps}\n"))
+        assert read_signed_run(sign_run(given, CREATOR).to_bytes()).spec.run.tokens == tokens
+    with pytest.raises(
+        SpecError, match=r"tokens = 385 are 2 steps of start_peers = 3 .* steps = 2"
+    ):
+        parse_toml(text.format(385, "steps = 400\n"))
+    with pytest.raises(SpecError, match=r"run\.steps = 2604166667: expected .* 100000000"):
+        parse_toml(text.format(10**12, ""))
+    other = given.run.model_copy(update={"steps": 7})
+    loose = given.model_copy(update={"run": other})
+    assert parse_canonical(loose.canonical().decode()) == loose, "signed runs are read as they are"
+    assert amended(given, {"run.steps": 9}, "").run.tokens == 0
 
 
 @pytest.mark.parametrize("method", sorted(PRESETS))
