@@ -6,6 +6,7 @@ The first byte of a value tells its kind, because a storer knows only the hash o
     P  a signed peer record    subkey = peer id    under peers_key(run id)
     L  a removal list          subkey = creator    under removals_key(run id, creator)
     A  amendments of a run     subkey = creator    under amendments_key(run id, creator)
+    T  pieces of text read     subkey = peer id    under read_key(run id, part, epoch)
 
 Other kinds are refused, so nobody can overwrite a foreign record or fill the DHT with other data. A
 storer that has seen a run, by looking it up or storing it, also knows who may join it, and neither
@@ -25,6 +26,7 @@ from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals,
 from lowcomm_protocol.peers.admission import Rules
 from lowcomm_protocol.peers.invites import read_removals
 from lowcomm_protocol.peers.records import is_from_future, read_record
+from lowcomm_protocol.reading import read_statement
 from lowcomm_protocol.spec.amendments import read_chain
 from lowcomm_protocol.spec.run import name_signed_run, read_signed_run
 
@@ -32,8 +34,9 @@ MAX_VALUE = 30 * 1024
 """Bytes of one record. Larger ones disturb hivemind's DHT."""
 RUNS_KEY = "lowcomm/v1/runs"
 MAX_LIFE = 3600.0
-_RUN, _PEER, _REMOVALS, _AMENDMENTS = b"R", b"P", b"L", b"A"
+_RUN, _PEER, _REMOVALS, _AMENDMENTS, _READ = b"R", b"P", b"L", b"A", b"T"
 _REMOVALS_PREFIX, _AMENDMENTS_PREFIX = "lowcomm/v1/removals/", "lowcomm/v1/amendments/"
+_READ_PREFIX = "lowcomm/v1/read/"
 MAX_REMEMBERED = 8192
 """Values that were checked."""
 MAX_RULES = 256
@@ -72,6 +75,11 @@ def amendments_key(run_id: str, creator: str) -> str:
     return f"{_AMENDMENTS_PREFIX}{run_id}/{creator}"
 
 
+def read_key(run_id: str, part: int, epoch: int) -> str:
+    """Key of what the peers of a run have read of a part of its text in an epoch."""
+    return f"{_READ_PREFIX}{run_id}/{part}/{epoch}"
+
+
 def check_size(value: bytes) -> None:
     """Raise RecordError if a value is too large for the DHT."""
     if len(value) > MAX_VALUE:
@@ -84,7 +92,7 @@ def pack(key: str, value: bytes) -> bytes:
     """A value as it is stored."""
     if key == RUNS_KEY:
         return _RUN + value
-    kinds = {_REMOVALS_PREFIX: _REMOVALS, _AMENDMENTS_PREFIX: _AMENDMENTS}
+    kinds = {_REMOVALS_PREFIX: _REMOVALS, _AMENDMENTS_PREFIX: _AMENDMENTS, _READ_PREFIX: _READ}
     return next((kind for prefix, kind in kinds.items() if key.startswith(prefix)), _PEER) + value
 
 
@@ -160,6 +168,8 @@ class Provenances:
             if chain.admissions and len(chain.links) >= known:
                 # These rules count if their signer has created the run.
                 self._amended[chain.run_id, subkey] = len(chain.links), chain.admissions
+        elif kind == _READ:
+            found, signed_for = self._examine_statement(value, now)
         else:
             raise RecordError("A value of an unknown kind is refused.")
         if signed_for != subkey:
@@ -187,6 +197,14 @@ class Provenances:
         expires = min(info.expires, claim.invite.expires if claim is not None else math.inf)
         key, order = peers_key(info.run_id), int(info.issued * 1000)
         return Provenance(key, expires, info.peer_id, order, info.issued), info.peer_id
+
+    def _examine_statement(self, value: bytes, now: float) -> tuple[Provenance, str]:
+        read = read_statement(value)
+        rules = self._rules_of(read.run_id)
+        if rules is not None and rules.admission == "list":  # an invite would need a claim
+            rules.check(read.peer_id, b"", now)
+        key = read_key(read.run_id, read.part, read.epoch)
+        return Provenance(key, math.inf, read.peer_id, read.issued_ms), read.peer_id
 
     def _rules_of(self, run_id: str) -> Rules | None:
         """The admission rules of a run, as far as known, with amendments."""

@@ -15,6 +15,7 @@ from lowcomm_node.errors import Diverged, TrainerError, Unusable
 from lowcomm_node.node.ipc import AS_JSON, Answer, FailureKind, Request, TrainerEvent, TrainerFailed
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, Offence
+from lowcomm_protocol.reading import TextPiece
 
 # What a trainer is started with, and how it ends
 
@@ -40,17 +41,6 @@ class TrainerSettings(NodeSettings):
     missing."""
     exchanges: int = 4
     """Fragments that may be under way at once."""
-
-
-@dataclass(frozen=True, order=True)
-class TextPiece:
-    """A piece of packed text, to be read in one epoch."""
-
-    part: int
-    """Its place in ``data.parts``."""
-    epoch: int
-    """How often all of the part was read before."""
-    piece: int
 
 
 # Answers
@@ -412,6 +402,12 @@ class PieceRead(TrainerEvent, name="piece-read"):
     epoch: int
     piece: int
     windows: int
+
+
+class TextAwaited(TrainerEvent, name="text-awaited"):
+    """Training waits for packed text, or does so no longer."""
+
+    waits: bool
 
 
 class MicroBatch(TrainerEvent, name="micro-batch"):

@@ -90,6 +90,8 @@ class OwnRecord:
     """Swarm step, own inner steps, tokens a second."""
     report: Callable[[], SelfReport] = SelfReport
     """What people see of us."""
+    reading: Callable[[], bytes] = bytes
+    """Pieces of packed text that we claim."""
     gives_text: Callable[[], bool] = lambda: False
     """Whether the whole of the run's packed text is here."""
     phase: Phase = Phase.JOINING
@@ -129,6 +131,7 @@ class OwnRecord:
             tokens_per_second=speed,
             entry_points=entry_points[:MAX_ENTRY_POINTS],
             claim=claim,
+            reading=self.reading(),
             report=self.report(),
         )
         return write_record(info, self.identity)

@@ -21,7 +21,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.document import expected_in_words
 
 MAX_RECORD_BYTES = 2048
-"""Longest: 1840 bytes, with a name, an invite, eight IPv6 addresses and four relays."""
+"""Longest: 1960 bytes, with a name, an invite, eight IPv6 addresses, four relays and 16 pieces."""
 MAX_ADDRESSES = 8
 MAX_ENTRY_POINTS = 4
 MAX_CREDENTIAL_BYTES = 1024
@@ -32,6 +32,8 @@ MAX_NAME = 32
 """Characters of a peer's name, and of its release."""
 MAX_LOSS = 1000.0
 MAX_COUNT = 2**53
+MAX_CLAIMS, PIECE_CLAIM_BYTES = 16, 7
+"""Claims on pieces of packed text in a record, and bytes of one (``reading.py``)."""
 MAX_LIFE = 600.0
 """Longest life of a record in seconds; otherwise anybody could store one for centuries."""
 MAX_CLOCK_SKEW = 60.0
@@ -44,7 +46,7 @@ _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5}
 
 _COPIED = (
     *("peer_id", "phase", "addresses", "entry_points", "certificate", "claim"),
-    *("swarm_step", "steps", "tokens_per_second", "stage", "gives_text"),
+    *("swarm_step", "steps", "tokens_per_second", "stage", "reading", "gives_text"),
 )
 """Fields that are the same in `PeerInfo` and in its message."""
 
@@ -94,6 +96,11 @@ def _is_address(text: str) -> bool:
         return ipaddress.ip_address(match[1] or match[2]).version == (6 if match[1] else 4)
     except ValueError:
         return False
+
+
+def _are_claims(data: bytes) -> bool:
+    count, rest = divmod(len(data), PIECE_CLAIM_BYTES)
+    return count <= MAX_CLAIMS and not rest
 
 
 def _checked(holds: Callable[[Any], bool], expected: str) -> AfterValidator:
@@ -161,6 +168,8 @@ class PeerInfo:
     """Multiaddresses of its DHT peer."""
     claim: Annotated[bytes, Field(max_length=MAX_CLAIM_BYTES)] = b""
     """The claim on its invite, serialized; empty if the run needs none."""
+    reading: Annotated[bytes, _checked(_are_claims, "claims on pieces")] = b""
+    """Pieces of packed text that it reads or will read next (``reading.read_claims``)."""
     gives_text: bool = False
     """Whether it has the whole of the run's packed text."""
     report: SelfReport = SelfReport()
