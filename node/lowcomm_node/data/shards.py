@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from lowcomm_node.data.documents import Document, ReadProgress
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, open_tokenizer
 from lowcomm_node.errors import DataError
 from lowcomm_node.storage import files
+
+if TYPE_CHECKING:
+    from lowcomm_node.data.packed import PackedHeldOut, PackedTraining
 
 FORMAT = 3
 SHARD_BYTES = 256 << 20
@@ -79,8 +82,8 @@ class Dataset:
     name: str
     """Kind and file name; safe to show, since it names no folder."""
     tokenizer: Tokenizer
-    train: Split
-    held_out: Split
+    train: "Split | PackedTraining"
+    held_out: "Split | PackedHeldOut"
 
 
 def open_data(

@@ -1,7 +1,7 @@
 """The batches that a peer trains and evaluates on."""
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,6 +10,10 @@ from torch import Tensor
 
 from lowcomm_node.data.shards import Split
 from lowcomm_node.errors import DataError
+from lowcomm_protocol.reading import TextPiece
+
+if TYPE_CHECKING:
+    from lowcomm_node.data.packed import PackedHeldOut
 
 IGNORED = -100
 """Target of a token that is read, but not learned."""
@@ -18,6 +22,9 @@ IGNORED = -100
 class TrainStream:
     """Random windows of a split. Every peer draws its own, from the run's seed and its id alone; a
     batch depends on its number only. Raises DataError if the split is shorter than a window."""
+
+    pieces: tuple[TextPiece, ...] = ()
+    """Packed text that is still to be read; there is none."""
 
     def __init__(self, split: Split, context: int, batch: int, seed: int, peer_id: str) -> None:
         _require(split, context, "training")
@@ -33,6 +40,14 @@ class TrainStream:
         key = f"{self._key}:{self.batches - 1}"
         return _windows(self._split, self._context, self._batch, key)
 
+    def is_ready(self) -> bool:
+        """Whether the next batch is here; it always is."""
+        return True
+
+    def take_ended(self) -> list[tuple[TextPiece, int]]:
+        """Pieces of packed text that were read since the last call; there are none."""
+        return []
+
     def state(self) -> dict[str, Any]:
         """The state for ``restore``; plain JSON."""
         return {"batches": self.batches}
@@ -42,9 +57,13 @@ class TrainStream:
         self.batches = int(state["batches"])
 
 
-def held_out_windows(split: Split, context: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def held_out_windows(
+    split: "Split | PackedHeldOut", context: int, count: int, seed: int
+) -> tuple[Tensor, Tensor]:
     """Tokens and targets, int64 ``[count, context]``, the same on every peer with the same data.
-    Raises DataError."""
+    Packed text may have fewer windows. Raises DataError."""
+    if not isinstance(split, Split):
+        return split.windows(context, count)
     _require(split, context, "held-out")
     return _windows(split, context, count, f"held-out:{seed}")
 

@@ -24,6 +24,7 @@ from lowcomm_node.node.messages import (
     Finished,
     InnerStepTaken,
     Ready,
+    TextAwaited,
     Train,
     TrainerFailed,
     TrainerSettings,
@@ -197,7 +198,7 @@ class Supervisor:
         """Gets each event of the trainer."""
         self._least_silence = least_silence
         self._trainer = first
-        self._built = self._training = False
+        self._built = self._training = self._lacks_text = False
         self._lost = asyncio.Event()
         self._failure: Failure | None = None
         self._tasks = Tasks()
@@ -280,7 +281,7 @@ class Supervisor:
             return
         if not self.runs:
             self._trainer.kill()
-        self._built = self._training = False
+        self._built = self._training = self._lacks_text = False
         self._meter = self.accelerator = None
         await self._tasks.cancel()
         await self._trainer.stop()
@@ -299,6 +300,8 @@ class Supervisor:
                     trainer.patience = max(STEP_DEADLINE, self._pace.deadline)
                 case Finished():
                     self._training = False
+                case TextAwaited():
+                    self._lacks_text = event.waits
                 case TrainerFailed():
                     self._lose(kind_of(event.reason, event.exit_code, event.kind), event.reason)
                 case Ended():
@@ -323,7 +326,7 @@ class Supervisor:
                     trainer.kill()
             if self._meter is not None:
                 self.accelerator = self._meter.look(now)
-            if self._training and not trainer.occupied:
+            if self._training and not self._lacks_text and not trainer.occupied:
                 self._pace.tick(now, 0.0 if trainer.pid is None else waited(trainer.pid))
             else:
                 self._pace.hold(now)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lowcomm_node.data import Dataset, open_data, open_tokenizer
+from lowcomm_node.data.packed import PackedHeldOut, PackedTraining, PartFile
 from lowcomm_node.data.tokenizer import check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import family_of
@@ -117,6 +118,12 @@ def open_text(
     tokenizer = open_tokenizer(name, data.begin_tokens, data.end_token)
     check_tokenizer(tokenizer, data.tokenizer_sha256, spec.model.vocab, data.tokenizer_check)
     keep_tokenizer(tokenizer, Path(settings.checkpoints).parent)
+    if data.source == "packed":
+        files = zip(data.parts, settings.packs, strict=True)
+        parts = tuple(PartFile(text, Path(path), tokenizer.vocab) for text, path in files)
+        held_out = tuple(part for part in parts if part.text.share)
+        named = "packed:" + ",".join(text.name for text in data.parts)
+        return Dataset(named, tokenizer, PackedTraining(parts), PackedHeldOut(held_out))
     source = data.source if data.source != "local" else settings.data
     if source is None:
         raise ConfigError("This run trains on text of your own: name it with --data PATH.")
@@ -164,6 +171,7 @@ def ready_of(replica: Replica, arena: Arena) -> Ready:
         runs=tuple(map(tuple, form.fragments)),
         ranges=form.ranges,
         gpu=f"GPU-{uuid}" if uuid else "",
+        text=replica.stream.pieces,
     )
 
 

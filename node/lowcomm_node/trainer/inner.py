@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lowcomm_node.data import Dataset
-from lowcomm_node.data.stream import TrainStream
+from lowcomm_node.data.packed import stream_of
 from lowcomm_node.models.base import build_model, computing, family_of, tensor_specs
 from lowcomm_node.models.documents import check_documents
 from lowcomm_node.system.machine import can_compile
@@ -67,8 +67,8 @@ class InnerReplica:
         self.weights = dict(self.model.named_parameters())
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
         self.optimizer = InnerOptimizer(self.model, spec.train, device)
-        self.stream = TrainStream(
-            dataset.train, spec.model.context, spec.train.batch, spec.run.seed, peer_id
+        self.stream = stream_of(
+            dataset.train, spec, peer_id, lambda: [part.share for part in self.now.data.parts]
         )
         self.readings = Readings()
         """Reads of weights and moments on other threads; changes of them wait for these."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from lowcomm_node.data.packed import PackedStream
 from lowcomm_node.data.tokenizer import prompt_of
 from lowcomm_node.errors import Diverged, TrainerError
 from lowcomm_node.models.evaluation import Evaluation, evaluate
@@ -64,7 +65,7 @@ class TrainerLoop:
         self._exchanges: ExchangeWork | None = None
         self._training = False
         self._stopping = False
-        self._reported_finished = False
+        self._reported_finished = self._waits_for_text = False
         self._tokens_per_second = 0.0
         """Smoothed."""
         self._began = deque[float]()
@@ -84,6 +85,7 @@ class TrainerLoop:
         try:
             while not self._stopping:
                 self._serve(wait=not self._can_step())
+                self._report_text_awaited()
                 if self._can_step():
                     self._step()
         except Diverged as error:
@@ -125,9 +127,10 @@ class TrainerLoop:
                     self._report_if_finished()
             if wait:
                 self._settle()
-            held = wait and self._training and self._states.holds_training()
+            why = self._why_held() if wait else ""
+            self._report_text_awaited()
             try:
-                with self._waits.during("disk") if held else nullcontext():
+                with self._waits.during(why) if why else nullcontext():
                     work = self._boundary.get(block=wait, timeout=LOOK)
             except queue.Empty:
                 return
@@ -165,6 +168,7 @@ class TrainerLoop:
         self._handlers = {
             **self._handlers,
             messages.Train: self._train,
+            messages.AddText: self._add_text,
             messages.Amend: self._amend,
             messages.Evaluate: self._measure,
             messages.Generate: self._generate,
@@ -177,6 +181,11 @@ class TrainerLoop:
     def _train(self, request: messages.Train) -> Done:
         self._training = request.on
         self._report_if_finished()
+        return Done()
+
+    def _add_text(self, request: messages.AddText) -> Done:
+        if isinstance(self.replica.stream, PackedStream):
+            self.replica.stream.add(request.pieces)
         return Done()
 
     def _amend(self, request: messages.Amend) -> Done:
@@ -211,7 +220,21 @@ class TrainerLoop:
     # steps
 
     def _can_step(self) -> bool:
-        return self._training and not self._finished and not self._states.holds_training()
+        return self._training and not self._finished and not self._why_held()
+
+    def _why_held(self) -> str:
+        """Why no step is taken though training is on: `disk`, `text`; empty where nothing holds."""
+        if not self._training or self._finished:
+            return ""
+        if self._states.holds_training():
+            return "disk"
+        return "" if self.replica.stream.is_ready() else "text"
+
+    def _report_text_awaited(self) -> None:
+        waits = self._why_held() == "text"
+        if waits != self._waits_for_text:
+            self._waits_for_text = waits
+            self._pipe.tell(messages.TextAwaited(waits=waits))
 
     @property
     def _finished(self) -> bool:
@@ -221,6 +244,8 @@ class TrainerLoop:
         replica, cut = self.replica, self.replica.gradient.cut
         self._began.append(monotonic())
         replica.take_step()
+        for piece, windows in replica.stream.take_ended():
+            self._pipe.tell(messages.PieceRead(**vars(piece), windows=windows))
         if replica.gradient.cut != cut:
             cut = replica.gradient.cut
             self._pipe.tell(
