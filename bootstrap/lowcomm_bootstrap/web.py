@@ -47,6 +47,7 @@ MOST_PEERS = 1024
 identities neither holds the server up nor takes honest peers off the page."""
 MOST_SHOWN = 100
 """Peers on the leaderboard, and releases."""
+MOST_SAMPLES = 3
 RATE_SECONDS = 300.0
 """Window, in seconds, for exchanges a minute."""
 MODEL = ("kind", "type", "layers", "width", "heads", "context", "vocab")
@@ -102,6 +103,9 @@ class ObservedSwarm:
         name = f"{spec.run.name}@{self.run.fingerprint}"
         step = median_low([peer.swarm_step for peer in training] or [0])
         rates = [peer.tokens_per_second for peer in training if peer.tokens_per_second > 0]
+        written = [peer for peer in leaders if peer.report.sample]
+        # A proved peer first: anybody can sign any words.
+        written.sort(key=lambda peer: (peer.peer_id not in self.proved, -peer.report.sample_step))
         left = None
         if rates:
             left = max(0, spec.run.steps - step) * spec.tokens_per_step / median_low(rates)
@@ -124,6 +128,15 @@ class ObservedSwarm:
             "held_out_loss": median_low(losses) if losses else None,
             "held_out_loss_of": len(losses),
             "exchanges_per_minute": self.exchanges_a_minute(now),
+            "samples": [
+                {
+                    "peer": peer.peer_id,
+                    "name": peer.report.name,
+                    "step": peer.report.sample_step,
+                    "text": peer.report.sample,
+                }
+                for peer in written[:MOST_SAMPLES]
+            ],
             "releases": dict(releases.most_common(MOST_SHOWN)),
             "leaders": [
                 {

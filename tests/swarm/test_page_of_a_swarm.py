@@ -28,6 +28,7 @@ RUN = sign_run(
     ),
     Identity(b"c" * 32),
 )
+SAMPLE = "Once there was a <i>brown</i> fox. It liked to sing, and it lived beside the old mill."
 NAMES = ("ada", "grace", "lin" if SCREENSHOTS else "<b>mallory</b>")
 
 
@@ -38,6 +39,7 @@ def records(exchanges: int) -> dict[str, bytes]:
         report = SelfReport(
             name=name, tokens=number * 9_000_000, held_out_loss=2.4 + number / 100,
             release="0.2.0", exchanges=exchanges * number,
+            sample=SAMPLE if name == "ada" else "", sample_step=1204,
         )  # fmt: skip
         info = PeerInfo(
             peer_id=identity.peer_id, run_id=RUN.run_id, phase=Phase.TRAINING, issued=time(),
@@ -95,6 +97,9 @@ def test_a_stranger_sees_what_is_trained_and_how_to_take_part(
         assert visit.text(".lead").startswith("3 people train a 234.2k-parameter model now")
         assert "about 2 min left" in visit.text(".bar-text")
         assert all(name in visit.text(".wide tbody") for name in NAMES)
+        assert visit.text(".samples blockquote") == SAMPLE
+        said = "written by ada's node at step 1,204, unverified"
+        assert visit.text(".samples figcaption") == said
         assert visit.text(".join code").startswith("lowcomm-node join --peers /ip4/203.0.113.7")
         assert visit.page.locator(".around circle.peer").count() == 3
         assert visit.faults() == [] and visit.overflowing() == []

@@ -15,6 +15,7 @@ const shown = new Map();
 let tag = null;
 
 const count = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const plainCount = new Intl.NumberFormat("en");
 const plain = (value, digits = 3) => (value === null ? "none yet" : value.toFixed(digits));
 
 function element(name, text = "", kind = "") {
@@ -80,6 +81,21 @@ function leaders(run, view) {
     return row;
   });
   run.querySelector("tbody").replaceChildren(...rows);
+}
+
+// Anybody can sign any words, so each stands under the name of its peer.
+function samples(run, view) {
+  const box = run.querySelector(".samples");
+  const quotes = view.samples.map((one) => {
+    const made = element("figure");
+    const by = element("figcaption", "written by ", "quiet");
+    const who = one.name ? `${clean(one.name)}'s node` : `node ${one.peer.slice(-6)}`;
+    by.append(element("bdi", who), ` at step ${plainCount.format(one.step)}, unverified`);
+    made.append(element("blockquote", clean(one.text)), by);
+    return made;
+  });
+  box.replaceChildren(box.firstElementChild, ...quotes);
+  box.hidden = quotes.length === 0;
 }
 
 // Peers that have exchanged since the last look light up.
@@ -165,6 +181,7 @@ function show(told) {
     say(entry.run, "releases", `releases of lowcomm: ${releases.join(", ") || "none"}`);
     entry.run.querySelector("progress").value = done;
     list(entry.run, view);
+    samples(entry.run, view);
     leaders(entry.run, view);
     around(entry, view);
     draw(entry, view, told.figures);

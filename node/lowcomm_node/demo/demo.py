@@ -38,7 +38,10 @@ SAMPLE_TOKENS = 400
 LOOPBACK = "127.0.0.1"
 # Checkpoints are made at the end and for joiners; a demo keeps the disk out of the picture.
 # Its user waits for it, so it takes its share of a busy machine instead of stepping back for all.
-NODE_FLAGS = "--json --threads 1 --stay --poll 1 --record-life 10 --checkpoint-every 200 --nice 5"
+NODE_FLAGS = (
+    "--json --threads 1 --stay --poll 1 --record-life 10 --checkpoint-every 200 --nice 5 "
+    "--show-sample"
+)
 LINE_EVERY = 10.0
 """Seconds between two lines on progress, where there is no terminal."""
 WIDTH = 80

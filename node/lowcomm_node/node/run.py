@@ -3,10 +3,10 @@
 import asyncio
 from contextlib import suppress
 from functools import partial
-from time import time
+from time import monotonic, time
 
 from lowcomm_node.dht.keys import peers_key
-from lowcomm_node.errors import NotAdmitted, RetryLater
+from lowcomm_node.errors import NotAdmitted, RetryLater, TrainerError
 from lowcomm_node.fetch.catch_up import state_form
 from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.files import FileDownload, Provider, VerifiedFiles
@@ -16,7 +16,7 @@ from lowcomm_node.net.channels import Endpoint
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.net.unsent import keep_little_unsent
 from lowcomm_node.node.entry import GOODBYE_DEADLINE, Entry
-from lowcomm_node.node.messages import Ready, WriteSnapshot
+from lowcomm_node.node.messages import Generate, Ready, WriteSnapshot
 from lowcomm_node.node.report import NodeState
 from lowcomm_node.node.training import Training
 from lowcomm_node.storage.snapshots import Snapshots
@@ -26,11 +26,11 @@ from lowcomm_node.swarm.hosts import any_host, in_numbers, listening
 from lowcomm_node.swarm.membership import Listeners, Membership, OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.release import release
-from lowcomm_node.system.tasks import Tasks, endure
+from lowcomm_node.system.tasks import Tasks, endure, repeat
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, Phase, SelfReport
+from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, Phase, SelfReport, as_sample
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.plan import largest_jump
 from lowcomm_protocol.spec.amendments import Amendment
@@ -41,6 +41,9 @@ LEAVE_PATIENCE = 15.0
 """Seconds for running exchanges to end when the node leaves."""
 HURRY_PATIENCE = 2.0
 """The same where whatever ends the node will not wait: Docker kills it after 10 s."""
+SAMPLE_TOKENS, POLL_TRAINING = 96, 5.0
+SAMPLE_EVERY, SAMPLE_SHARE = 60.0, 0.01
+"""Least seconds between two samples for the swarm's page, and largest share of training's time."""
 
 
 class Run:
@@ -99,6 +102,7 @@ class Run:
         # Calls of peers: exchanges, and pieces of files and of our state.
         self.swap, self.fetch = self.exchanger.serve, self._pieces.serve
         self._snapshots: Snapshots | None = None
+        self._sample, self._sample_step, self._sample_pause = "", 0, POLL_TRAINING
         self._tasks = Tasks()
         self.barred: NotAdmitted | None = None
         """Why the run does not take us any more."""
@@ -171,6 +175,9 @@ class Run:
         self._tasks.start(membership.run())
         self._tasks.start(self._state.availability.run(warn))
         self._tasks.start(endure("the kernel may hold much unsent", keep_little_unsent, warn))
+        if self._settings.show_sample:
+            sampling = partial(repeat, self._write_sample, lambda: self._sample_pause)
+            self._tasks.start(endure("no sample is written", sampling, warn))
         return membership
 
     def _describe_ourselves(self) -> SelfReport:
@@ -181,7 +188,20 @@ class Run:
             tokens=progress.tokens or 0,
             held_out_loss=loss if 0 <= loss < MAX_LOSS else 0.0,
             exchanges=self.exchanger.history.outcomes[Outcome.APPLIED],
+            sample=self._sample,
+            sample_step=self._sample_step,
         )
+
+    async def _write_sample(self) -> None:
+        """Let the model write for the swarm's page, seldom enough that training loses little."""
+        if self._board.phase != "training":
+            return
+        began, step = monotonic(), self._board.position()[0]
+        request = Generate(prompt="", tokens=SAMPLE_TOKENS, temperature=0.8, seed=step)
+        with suppress(TrainerError):
+            text = (await self._state.supervisor.trainer.ask(request)).text
+            self._sample, self._sample_step = as_sample(text), step
+        self._sample_pause = max(SAMPLE_EVERY, (monotonic() - began) / SAMPLE_SHARE)
 
     def _hear_amendments(self, news: list[Amendment]) -> None:
         self._entry.tell_amendments(news)

@@ -190,6 +190,11 @@ class NodeSettings(BaseModel):
     ephemeral: bool = _setting(
         "A fresh identity, in memory only: for containers", default=False, negation=False
     )
+    show_sample: bool = _setting(
+        "Show on the swarm's page what the model writes here; it may quote your training text",
+        default=False,
+        negation=False,
+    )
     stay: bool = _setting("Serve the state to others after the run has finished", default=False)
 
     data: Text | None = _setting(

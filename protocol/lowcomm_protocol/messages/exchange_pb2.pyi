@@ -289,18 +289,22 @@ class PiecesRead(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., part: _Optional[int] = ..., epoch: _Optional[int] = ..., pieces: _Optional[bytes] = ...) -> None: ...
 
 class SelfReport(_message.Message):
-    __slots__ = ("name", "release", "tokens", "held_out_loss", "exchanges")
+    __slots__ = ("name", "release", "tokens", "held_out_loss", "exchanges", "sample", "sample_step")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     HELD_OUT_LOSS_FIELD_NUMBER: _ClassVar[int]
     EXCHANGES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_STEP_FIELD_NUMBER: _ClassVar[int]
     name: str
     release: str
     tokens: int
     held_out_loss: float
     exchanges: int
-    def __init__(self, name: _Optional[str] = ..., release: _Optional[str] = ..., tokens: _Optional[int] = ..., held_out_loss: _Optional[float] = ..., exchanges: _Optional[int] = ...) -> None: ...
+    sample: str
+    sample_step: int
+    def __init__(self, name: _Optional[str] = ..., release: _Optional[str] = ..., tokens: _Optional[int] = ..., held_out_loss: _Optional[float] = ..., exchanges: _Optional[int] = ..., sample: _Optional[str] = ..., sample_step: _Optional[int] = ...) -> None: ...
 
 class Credential(_message.Message):
     __slots__ = ("caller", "callee", "run_id", "issued_ms", "nonce", "claim")

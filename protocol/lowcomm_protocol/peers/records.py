@@ -21,7 +21,8 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.document import expected_in_words
 
 MAX_RECORD_BYTES = 2048
-"""Longest: 1960 bytes, with a name, an invite, eight IPv6 addresses, four relays and 16 pieces."""
+"""Longest: 1960 bytes, with a name, an invite, eight IPv6 addresses, four relays and 16 pieces; a
+sample of text is left out where it does not fit."""
 MAX_ADDRESSES = 8
 MAX_ENTRY_POINTS = 4
 MAX_CREDENTIAL_BYTES = 1024
@@ -30,6 +31,8 @@ MAX_MULTIADDRESS = 256
 """Characters of an entry point."""
 MAX_NAME = 32
 """Characters of a peer's name, and of its release."""
+MAX_SAMPLE = 160
+"""Bytes of text that a peer's model wrote, in UTF-8."""
 MAX_LOSS = 1000.0
 MAX_COUNT = 2**53
 MAX_CLAIMS, PIECE_CLAIM_BYTES = 16, 7
@@ -84,6 +87,17 @@ def is_name(text: str) -> bool:
     return len(text) <= MAX_NAME and text.isprintable()
 
 
+def as_sample(text: str) -> str:
+    """The beginning of what a model wrote, as a record may carry it: one line of 160 bytes."""
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return line.encode()[:MAX_SAMPLE].decode(errors="ignore")
+
+
+def is_sample(text: str) -> bool:
+    """Whether a record may carry a text as written by a model."""
+    return text.isprintable() and len(text.encode()) <= MAX_SAMPLE
+
+
 def _is_entry_point(text: str) -> bool:
     return len(text) <= MAX_MULTIADDRESS and text.isascii() and text.isprintable()
 
@@ -113,6 +127,7 @@ def _checked(holds: Callable[[Any], bool], expected: str) -> AfterValidator:
 
 
 Name = Annotated[str, _checked(is_name, f"at most {MAX_NAME} printable characters")]
+Sample = Annotated[str, _checked(is_sample, f"at most {MAX_SAMPLE} bytes of printable text")]
 Address = Annotated[str, _checked(_is_address, "an IP address and a port")]
 EntryPoint = Annotated[str, _checked(_is_entry_point, "a multiaddress")]
 Certificate = Annotated[bytes, _checked(lambda key: len(key) in (0, DIGEST_BYTES), "32 bytes")]
@@ -144,6 +159,10 @@ class SelfReport:
     """Last held-out loss in nats; 0: none yet."""
     exchanges: Count = 0
     """Exchanges applied since it started."""
+    sample: Sample = ""
+    """Text that its model wrote; empty unless its owner shows it."""
+    sample_step: Count = 0
+    """Swarm step at which it was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +203,11 @@ def is_from_future(issued: float, now: float) -> bool:
 
 
 def write_record(info: PeerInfo, identity: Identity) -> bytes:
-    """Sign and serialize a record. If it is too long, the last addresses are left out."""
+    """Sign and serialize a record. If it is too long, the sample is left out, then the last
+    addresses."""
     data = _sign_record(info, identity)
+    if len(data) > MAX_RECORD_BYTES and info.report.sample:
+        return write_record(replace(info, report=replace(info.report, sample="")), identity)
     while len(data) > MAX_RECORD_BYTES and (info.addresses or info.entry_points):
         longer = "addresses" if len(info.addresses) >= len(info.entry_points) else "entry_points"
         info = replace(info, **{longer: getattr(info, longer)[:-1]})

@@ -126,6 +126,18 @@ async def test_words_of_strangers_become_no_markup(page: SwarmPage) -> None:
     assert "<script>" not in badge(view)
 
 
+async def test_samples_stand_with_their_peer_the_proved_one_first(page: SwarmPage) -> None:
+    said = {
+        number: record(number, sample=f"tale {number}", sample_step=90) for number in range(4, 9)
+    }
+    page.saw(RUN, dict(said.values()), {said[6][0]})
+    page.looked({RUN.run_id})
+    (run,) = json.loads((await ask(page, JSON))["body"])["runs"]
+    first, *others = run["samples"]
+    assert (first["peer"], first["step"], first["text"]) == (said[6][0], 90, "tale 6")
+    assert len(others) == 2
+
+
 def test_a_flood_of_identities_takes_no_proved_peer_off_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

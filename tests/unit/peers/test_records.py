@@ -16,9 +16,12 @@ from lowcomm_protocol.peers.records import (
     MAX_CLOCK_SKEW,
     MAX_LIFE,
     MAX_RECORD_BYTES,
+    MAX_SAMPLE,
     PeerInfo,
     Phase,
     SelfReport,
+    as_sample,
+    is_sample,
     read_credential,
     read_record,
     write_credential,
@@ -43,7 +46,13 @@ INFO = PeerInfo(
     entry_points=("/ip4/203.0.113.7/tcp/4101/p2p/" + ALICE.peer_id,),
     claim=b"claim" * 50,
     report=SelfReport(
-        name="ada's desk", release="0.2.0", tokens=10**12, held_out_loss=1.25, exchanges=40
+        name="ada's desk",
+        release="0.2.0",
+        tokens=10**12,
+        held_out_loss=1.25,
+        exchanges=40,
+        sample="Once upon a time",
+        sample_step=390,
     ),
 )
 RECORD = write_record(INFO, ALICE)
@@ -105,6 +114,22 @@ def test_the_longest_record_that_a_node_needs_is_taken_whole():
     data = write_record(info, ALICE)
     assert read_record(data, NOW) == info
     assert len(data) < 0.85 * MAX_RECORD_BYTES
+
+
+@given(st.text())
+def test_whatever_a_model_writes_becomes_a_sample_that_peers_take(text):
+    assert is_sample(as_sample(text))
+    assert is_sample(as_sample(text * 50))
+
+
+def test_a_sample_gives_way_to_addresses_at_which_others_reach_the_peer():
+    report = replace(INFO.report, sample="s" * MAX_SAMPLE)
+    full = {"addresses": (LONG_ADDRESS,) * 8, "entry_points": (AT_A_RELAY,) * 4}
+    long = replace(INFO, claim=b"c" * 512, report=report, **full)
+    taken = read_record(write_record(long, ALICE), NOW)
+    assert taken == replace(long, report=replace(report, sample=""))
+    short = replace(INFO, report=report)
+    assert read_record(write_record(short, ALICE), NOW) == short
 
 
 @given(mutated(pb.SignedRecord.FromString(RECORD).payload))
@@ -174,6 +199,11 @@ def test_a_record_of_another_protocol_is_a_version_error():
         {"report": pb.SelfReport(name="\u202eabc")},
         {"report": pb.SelfReport(name="\x1b[2J")},
         {"report": pb.SelfReport(release="r" * 33)},
+        {"report": pb.SelfReport(sample="s" * 161)},
+        {"report": pb.SelfReport(sample="\U0001f40c" * 41)},
+        {"report": pb.SelfReport(sample="two\nlines")},
+        {"report": pb.SelfReport(sample="\u202eabc")},
+        {"report": pb.SelfReport(sample_step=2**53)},
         {"report": pb.SelfReport(tokens=2**53)},
         {"report": pb.SelfReport(exchanges=2**64 - 1)},
         {"report": pb.SelfReport(held_out_loss=float("nan"))},
