@@ -151,7 +151,7 @@ class FileCorpus:
     def _texts(self, reading: ReadProgress) -> Iterator[Document]:
         if self.kind == TEXT:
             return documents.read_text(self.files, reading)
-        read = documents.read_jsonl if self.kind == JSONL else documents.read_parquet
+        read = documents.read_jsonl if self.kind == JSONL else documents.read_columns
         return read(self.files, self.field, reading)
 
 

@@ -1,16 +1,21 @@
-"""Documents of text, JSON lines and Parquet files, one at a time, for files of any size."""
+"""Documents of files of any size, one at a time: text, JSON lines, Parquet, Arrow, tokens."""
 
 import glob
 import gzip
+import io
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+import numpy as np
 
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.system.command import load_optional
@@ -19,15 +24,20 @@ PART_BYTES = 1 << 20  # of a text that are tokenized at once: a longer text is c
 LONG_BYTES = 256 << 10  # of a text file whose end is held out, instead of all of it or nothing
 SHORTEST_TAIL = 4 << 10  # bytes of such an end
 TAIL_SHARE = 100
-TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
-KINDS = (TEXT, JSONL, PARQUET)
+TEXT, JSONL, PARQUET, ARROW, TOKENS = "text", "jsonl", "parquet", "arrow", "tokens"
+KINDS = (TEXT, JSONL, PARQUET, ARROW)
 OTHER_JSON = "JSON, but not one object a line"
 TABLE = "a table: write it as JSON lines or Parquet"
 _ENDINGS = {".jsonl": JSONL, ".ndjson": JSONL, ".csv": TABLE, ".tsv": TABLE, ".parquet": PARQUET}
-_GZIP, _BYTE_ORDER_MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
+_ENDINGS[".arrow"] = ARROW
+_PACKED = (".gz", ".gzip", ".zst", ".zstd")
+_GZIP, _ZSTD, _BYTE_ORDER_MARK = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xef\xbb\xbf"
+_BESIDE = ("readme.md", "license", "state.json", "dataset_info", "dataset_dict", "cache-")
+"""Beginnings of the names of files beside the text of a dataset of Hugging Face."""
 _MAGIC = {
     b"PAR1": PARQUET,
-    b"\x28\xb5\x2f\xfd": "packed with zstd",
+    b"ARROW1": ARROW,
+    b"\xff\xff\xff\xff": ARROW,
     b"\xff\xfe": "UTF-16 rather than UTF-8",
     b"\xfe\xff": "UTF-16 rather than UTF-8",
 }
@@ -36,6 +46,10 @@ _OBJECT = re.compile(rb'(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')  # a JSON object, o
 _HEAD_BYTES = 4096  # bytes of each file that are read to find its kind
 _LONGEST_LINE = 64 << 20
 _LONGEST_CHARACTER = 4
+_LARGEST_WINDOW = 128 << 20  # of zstd, as its own program accepts with --long
+_MAGIC_OF_TOKENS = {20240520: "<u2", 20240801: "<u4"}
+"""First number of files of llm.c."""
+_HEADER_BYTES = 1024
 _ROWS = 256
 _NAMED_FILES, _NAMED_FIELDS = 3, 8  # in a message
 _VALUES = {bool: "true or false", list: "a list", dict: "an object"}
@@ -65,6 +79,10 @@ class Document:
     """Whether the text ends here, rather than in the next part."""
     file: Path | None = None
     """The owner's file that it comes from."""
+    place: int = 0
+    """Where its file goes on after it: a byte, unpacked, or a row."""
+    key: bytes = b""
+    """Digest of the whole text, of which this is a part; empty: this is the whole."""
 
 
 # Files
@@ -128,6 +146,11 @@ def choose(path: str, wanted: str | None) -> tuple[str, Sequence[Path]]:
     by_kind: dict[str, list[Path]] = {}
     for file in files:
         by_kind.setdefault(kind_of(file), []).append(file)
+    tables = [kind for kind in (JSONL, PARQUET, ARROW) if kind in by_kind]
+    others = chain.from_iterable(those for kind, those in by_kind.items() if kind not in tables)
+    if is_folder and len(tables) == 1 and all(f.name.lower().startswith(_BESIDE) for f in others):
+        those = by_kind[tables[0]]
+        return tables[0], [file for file in those if not file.name.startswith(_BESIDE)] or those
     if wanted and is_folder:
         return wanted, by_kind.get(wanted, [])
     if wanted and by_kind.keys() <= {TEXT, JSONL, OTHER_JSON, TABLE}:  # by the owner's word
@@ -153,12 +176,13 @@ def kind_of(path: Path) -> str:
     head = b""
     with suppress(DataError), open_unpacked(path) as (file, _):
         head = file.read(_HEAD_BYTES)
-    ending = Path(path.name.lower().removesuffix(".gz").removesuffix(".gzip")).suffix
+    name = Path(path.name.lower())
+    ending = Path(name.stem).suffix if name.suffix in _PACKED else name.suffix
     for magic, kind in _MAGIC.items():
         if head.startswith(magic):
             return kind
     # The reader of Parquet says better what is wrong with it.
-    if head.translate(None, _CONTROL) != head and ending != ".parquet":
+    if head.translate(None, _CONTROL) != head and ending not in (".parquet", ".arrow"):
         return "not text"
     if ending in _ENDINGS:
         return _ENDINGS[ending]
@@ -184,37 +208,126 @@ def open_unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
             if path.suffix.lower() in (".gz", ".gzip") or raw.peek(2).startswith(_GZIP):
                 with gzip.open(raw) as file:
                     yield cast("BinaryIO", file), raw
+            elif raw.peek(4).startswith(_ZSTD):
+                library = load_optional("zstandard", str(path), "zstd")
+                unpacker = library.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+                with unpacker.stream_reader(raw, read_across_frames=True) as reader:
+                    yield cast("BinaryIO", io.BufferedReader(reader, PART_BYTES)), raw
             else:
                 yield raw, raw
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path} can't be read ({error}): replace or remove it, or correct its permissions."
-        ) from error
+        raise _unreadable(path, error) from error
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path} can't be read ({error}): replace or remove it, or correct its permissions."
+    )
+
+
+def _skip(file: BinaryIO, count: int) -> int:
+    """Pass over ``count`` bytes; returns their lines. Packed files can't jump."""
+    lines = 0
+    while count > 0 and (part := file.read(min(count, PART_BYTES))):
+        lines, count = lines + part.count(b"\n"), count - len(part)
+    return lines
 
 
 # Readers
 
 
-def read_text(files: Sequence[Path], reading: ReadProgress) -> Iterator[Document]:
-    """The texts of files, long ones in parts, of which the last hundredth is held out."""
+def read_text(files: Sequence[Path], reading: ReadProgress, start: int = 0) -> Iterator[Document]:
+    """The texts of files, long ones in parts, of which the last hundredth is held out; ``start``:
+    a place in the first file."""
     for path in files:
+        size, digest = 0, sha256()
+        # Unpacked, its size is known only at its end; only all of it shows whether it is a copy.
+        with open_unpacked(path) as (file, _):
+            for part in iter(lambda: file.read(PART_BYTES), b""):
+                size += len(part)
+                digest.update(part)
         with open_unpacked(path) as (file, raw):
-            size = path.stat().st_size
-            if file is not raw:  # the size that it has unpacked is known only at its end
-                size = sum(map(len, iter(lambda: file.read(PART_BYTES), b"")))
-                file.seek(0)
-            left = size - max(SHORTEST_TAIL, size // TAIL_SHARE)
+            _skip(file, start)
+            place, start = start, 0
+            left = size - place - max(SHORTEST_TAIL, size // TAIL_SHARE)
             for part, is_last in in_parts(file):
                 reading.at(raw.tell())
+                place += len(part)
+                key = b"" if is_last and place == len(part) else digest.digest()
+                document = Document(part, None, is_last, path, place, key)
                 if size < LONG_BYTES:
-                    yield Document(part, None, is_last, path)
+                    yield document
                 elif 0 < left <= len(part):
                     end = cut_before(part, left)
-                    yield Document(part[:end], False, True, path)
-                    yield Document(part[end:], True, is_last, path)
+                    rest = place - len(part) + end
+                    yield Document(part[:end], False, True, path, rest, digest.digest())
+                    yield replace(document, text=part[end:], held_out=True)
                 else:
-                    yield Document(part, left <= 0, is_last, path)
+                    yield replace(document, held_out=left <= 0)
                 left -= len(part)
+            reading.at(raw.tell(), is_end=True)
+
+
+def read_separated(
+    files: Sequence[Path], separator: bytes, reading: ReadProgress, start: int = 0
+) -> Iterator[Document]:
+    """The texts between separators in text files. Raises DataError."""
+    for path in files:
+        with open_unpacked(path) as (file, raw):
+            _skip(file, start)
+            place, rest, start = start, b"", 0
+            while part := file.read(PART_BYTES):
+                reading.at(raw.tell())
+                *texts, rest = (rest + part).split(separator)
+                for text in texts:
+                    place += len(text) + len(separator)
+                    if text.strip():
+                        yield Document(text.strip(b"\r\n"), None, True, path, place)
+                if len(rest) > _LONGEST_LINE:
+                    raise DataError(
+                        f"{path} has {len(rest):,} bytes without {separator.decode()!r}: name the "
+                        "text between its documents with --separator, or leave that away."
+                    )
+            if rest.strip():
+                yield Document(rest.strip(b"\r\n"), None, True, path, place + len(rest))
+            reading.at(raw.tell(), is_end=True)
+
+
+def read_tokens(
+    files: Sequence[Path], end: int | None, reading: ReadProgress, start: int = 0
+) -> Iterator[Document]:
+    """Documents of llm.c's files, or of nanoGPT's, which have no header, as integers of 4 bytes
+    without the token ``end`` between them; some are empty. One of more than a million tokens comes
+    in parts and passes for no copy of another. Raises DataError."""
+    for path in files:
+        with open_unpacked(path) as (file, raw):
+            header = np.frombuffer(file.read(_HEADER_BYTES)[: _HEADER_BYTES // 4 * 4], "<i4")
+            kind = _MAGIC_OF_TOKENS.get(int(header[0]) if header.size else 0)
+            place, kind, start = start or (_HEADER_BYTES if kind else 0), kind or "<u2", 0
+            width, key, rest = int(kind[-1]), b"", np.empty(0, "<u4")
+            raw.seek(place)
+            while data := raw.read(PART_BYTES * width):
+                reading.at(raw.tell())
+                rest = np.concatenate([rest, np.frombuffer(data, kind).astype("<u4")])
+                ends = np.flatnonzero(rest == end) if end is not None else []
+                for text in np.split(rest, ends)[:-1] if len(ends) else []:
+                    place += len(text) * width
+                    text = text[1:] if len(text) and text[0] == end else text
+                    yield Document(text.tobytes(), None, True, path, place, key)
+                    key = b""
+                rest = rest[ends[-1] :] if len(ends) else rest
+                if len(rest) >= PART_BYTES:
+                    key = key or sha256(f"{path.name}:{place}".encode()).digest()
+                    place += len(rest) * width
+                    text, rest = rest[1:] if rest[0] == end else rest, rest[:0]
+                    yield Document(text.tobytes(), None, False, path, place, key)
+            text = rest[1:] if len(rest) and rest[0] == end else rest
+            place += len(rest) * width
+            yield Document(text.tobytes(), None, True, path, place, key)
             reading.at(raw.tell(), is_end=True)
 
 
@@ -236,20 +349,35 @@ def cut_before(text: bytes, end: int) -> int:
     return max((place for place in last if text[place] & 0xC0 != 0x80), default=end)
 
 
-def read_jsonl(files: Sequence[Path], field: str, reading: ReadProgress) -> Iterator[Document]:
+Take = Callable[[object, str, str], Iterator[Document]]
+"""Makes documents of a value, which a field holds at a place of the owner's."""
+
+
+def read_jsonl(
+    files: Sequence[Path],
+    field: str,
+    reading: ReadProgress,
+    start: int = 0,
+    take: Take | None = None,
+) -> Iterator[Document]:
     """The text in one field of each line. Raises DataError that names the line."""
+    take = take or _checked
     for path in files:
         with open_unpacked(path) as (file, raw):
-            number = 0
+            number = _skip(file, start)
+            place, start = start, 0
             while line := file.readline(_LONGEST_LINE):
                 number += 1
                 reading.at(raw.tell())
+                place += len(line)
                 if line.strip():
-                    yield from _field_of(line, field, f"{path}:{number}")
+                    where = f"{path}:{number}"
+                    for document in take(_field_of(line, field, where), field, where):
+                        yield replace(document, place=place)
             reading.at(raw.tell(), is_end=True)
 
 
-def _field_of(line: bytes, field: str, where: str) -> Iterator[Document]:
+def _field_of(line: bytes, field: str, where: str) -> object:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -265,36 +393,88 @@ def _field_of(line: bytes, field: str, where: str) -> Iterator[Document]:
             f"{where} has no field {field!r}{others}: name the field with --field, or correct that "
             "line."
         )
-    return _checked(cast("Any", record)[field], field, where)
+    return cast("Any", record)[field]
 
 
-def read_parquet(files: Sequence[Path], field: str, reading: ReadProgress) -> Iterator[Document]:
-    """The text in one column. Raises ConfigError if pyarrow is missing, DataError."""
-    modules = ("pyarrow", "pyarrow.parquet")
-    library, parquet = (load_optional(one, str(files[0]), "parquet") for one in modules)
+def read_columns(
+    files: Sequence[Path],
+    field: str,
+    reading: ReadProgress,
+    start: int = 0,
+    take: Take | None = None,
+) -> Iterator[Document]:
+    """The text in one column of Parquet or Arrow files. Raises ConfigError if pyarrow is missing,
+    DataError."""
+    take = take or _checked
+    library = load_optional("pyarrow", str(files[0]), "parquet")
     for path in files:
+        kind = "Parquet" if kind_of(path) == PARQUET else "Arrow"
+        open_batches = _parquet_batches if kind == "Parquet" else _arrow_batches
         try:
-            with parquet.ParquetFile(path) as file:
-                if field not in file.schema_arrow.names:
-                    names = ", ".join(file.schema_arrow.names)
+            with open_batches(path, field, start) as (names, batches):
+                if field not in names:
                     raise DataError(
-                        f"{path} has no column {field!r}, only {names}: name one of them with "
-                        "--field."
+                        f"{path} has no column {field!r}, only {', '.join(names)}: name one of "
+                        "them with --field."
                     )
-                size, rows, seen = path.stat().st_size, max(1, file.metadata.num_rows), 0
-                for batch in file.iter_batches(
-                    batch_size=_ROWS, columns=[field], use_threads=False
-                ):
-                    seen += batch.num_rows
-                    reading.at(size * seen // rows)
-                    for value in batch.column(0).to_pylist():
-                        yield from _checked(value, field, str(path))
-                reading.at(size, is_end=True)
+                for row, done, batch in batches:
+                    reading.at(done)
+                    first = max(row, start)
+                    column = batch.column(batch.schema.get_field_index(field))
+                    values = column.slice(first - row).to_pylist()
+                    for place, value in enumerate(values, first + 1):
+                        for document in take(value, field, str(path)):
+                            yield replace(document, place=place)
+                start = 0
+                reading.at(path.stat().st_size, is_end=True)
         # ValueError includes bytes that are not UTF-8.
         except (library.ArrowException, OSError, ValueError) as error:
             raise DataError(
-                f"{path} can't be read as Parquet ({error}): replace or remove it."
+                f"{path} can't be read as {kind} ({error}): replace or remove it."
             ) from error
+
+
+Batches = tuple[Sequence[str], Iterator[tuple[int, int, Any]]]
+"""Names of columns; then first row, bytes of the file read and rows of each batch."""
+
+
+@contextmanager
+def _parquet_batches(path: Path, field: str, start: int) -> Iterator[Batches]:
+    parquet = load_optional("pyarrow.parquet", str(path), "parquet")
+    with parquet.ParquetFile(path) as file:
+        size, rows = path.stat().st_size, max(1, file.metadata.num_rows)
+        counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+        row = group = 0
+        while group < len(counts) and row + counts[group] <= start:
+            row, group = row + counts[group], group + 1
+
+        def batches() -> Iterator[tuple[int, int, Any]]:
+            first, groups = row, list(range(group, len(counts)))
+            for batch in file.iter_batches(_ROWS, groups, [field], use_threads=False):
+                yield first, size * (first + batch.num_rows) // rows, batch
+                first += batch.num_rows
+
+        yield file.schema_arrow.names, batches()
+
+
+@contextmanager
+def _arrow_batches(path: Path, field: str, start: int) -> Iterator[Batches]:
+    library, ipc = (load_optional(one, str(path), "parquet") for one in ("pyarrow", "pyarrow.ipc"))
+    with library.memory_map(str(path)) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
+        whole = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+
+        def batches() -> Iterator[tuple[int, int, Any]]:
+            first = 0
+            for batch in whole:
+                if first + batch.num_rows > start:
+                    for at in range(0, batch.num_rows, _ROWS):
+                        yield first + at, source.tell(), batch.slice(at, _ROWS)
+                first += batch.num_rows
+
+        yield reader.schema.names, batches()
 
 
 def _checked(value: object, field: str, where: str) -> Iterator[Document]:

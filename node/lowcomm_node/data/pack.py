@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -42,6 +42,8 @@ MASKED = 1 << 31
 """Bit of a token of 4 bytes that is read, but not learned."""
 MOST_PIECES = 16 * 64
 """Where a text is small its pieces are, too: 64 peers have 16 pieces each to read."""
+LARGEST_END = 16 << 20
+"""Tokens held out at most where no document is."""
 MAX_DESCRIPTION_BYTES = 64 * 1024
 _PURPOSE = "pack"
 _SPLITS = ("train", "held_out")
@@ -209,7 +211,7 @@ def seal(
     tokenizer: PackTokenizer,
     piece_bytes: int | None,
     masked: bool,
-    facts: dict[str, Any],
+    facts: Mapping[str, Any],
     show: Show = lambda *_: None,
 ) -> Pack:
     """Make a pack of the files ``train`` and ``held_out`` in a folder, which hold tokens alone.
@@ -221,13 +223,13 @@ def seal(
     data, rest = (folder / split for split in _SPLITS)
     sizes = folder / "sizes"  # of both splits, before they are padded
     if not sizes.exists():
-        write_atomic(sizes, json.dumps([data.stat().st_size, rest.stat().st_size]).encode())
+        count = data.stat().st_size - (
+            0 if rest.stat().st_size else _hold_out_end(data, rest, width)
+        )
+        write_atomic(sizes, json.dumps([count, rest.stat().st_size]).encode())
     train_bytes, held_out_bytes = json.loads(sizes.read_bytes())
     if not (train_bytes and held_out_bytes):
-        raise DataError(
-            f"{path.name} would have no {'held-out' if train_bytes else 'training'} text: give it "
-            "more documents."
-        )
+        raise DataError(f"{path.name} would have too little text to hold any out: give it more.")
     piece_bytes = piece_bytes or piece_bytes_of(train_bytes + held_out_bytes)
     with disk_full_error(folder):
         start = -(-train_bytes // piece_bytes) * piece_bytes
@@ -262,6 +264,16 @@ def seal(
     data.replace(path)
     sync(path.parent)
     return Pack(path, description, maker.peer_id, bytes(digests))
+
+
+def _hold_out_end(data: Path, rest: Path, width: int) -> int:
+    """Copy the last hundredth of the tokens where no document was held out; returns its bytes."""
+    tokens = data.stat().st_size // width
+    size = min(LARGEST_END, (tokens + 99) // 100) * width
+    with data.open("rb") as file:
+        file.seek(-size, os.SEEK_END)
+        rest.write_bytes(file.read(size))
+    return size
 
 
 def piece_bytes_of(size: int) -> int:

@@ -153,16 +153,12 @@ def _tokenize(
 ) -> None:
     room = disk_quota.room()
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
-    begins = np.array(tokenizer.begins, dtype)
-    ends = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
     sizes: dict[str, int] = dict.fromkeys(_SPLITS, 0)
     reading, total, is_first = ReadProgress(), corpus.size, True
     for batch in _batches(corpus.documents(reading)):
         tokens: dict[str, list[NDArray[Any]]] = {split: [] for split in _SPLITS}
-        for document, encoded in zip(batch, _encode(tokenizer, batch, is_first), strict=True):
-            parts = [begins, encoded.astype(dtype)] if is_first else [encoded.astype(dtype)]
-            parts += [ends] if document.ends else []
-            tokens["held_out" if document.held_out else "train"] += parts
+        for document, encoded in zip(batch, encode(tokenizer, batch, is_first), strict=True):
+            tokens["held_out" if document.held_out else "train"].append(encoded.astype(dtype))
             is_first = document.ends
         new = {split: np.concatenate(parts).tobytes() for split, parts in tokens.items() if parts}
         size = sum(sizes.values()) + sum(map(len, new.values()))
@@ -201,9 +197,10 @@ def _append(folder: Path, split: str, size: int, data: bytes) -> int:
     return size
 
 
-def _encode(tokenizer: Tokenizer, batch: Sequence[Document], begins: bool) -> list[NDArray[Any]]:
-    """The tokens of documents; ``begins``: whether the first one begins a text. A later part
-    is encoded behind a line end, as many tokenizers put a blank before a beginning."""
+def encode(tokenizer: Tokenizer, batch: Sequence[Document], begins: bool) -> list[NDArray[Any]]:
+    """The tokens of documents, with those around each; ``begins``: whether the first one begins a
+    text. A later part is encoded behind a line end, as many tokenizers put a blank before a
+    beginning. Raises DataError."""
     for document in batch if isinstance(tokenizer, FileTokenizer) else ():
         try:
             document.text.decode()
@@ -223,7 +220,13 @@ def _encode(tokenizer: Tokenizer, batch: Sequence[Document], begins: bool) -> li
             encoded[place] = encoded[place][len(line_end) :]
         elif not first:
             encoded[place] = tokenizer.encode(batch[place].text)
-    return encoded
+    before = np.array(tokenizer.begins, np.uint32)
+    after = np.array([] if tokenizer.separator is None else [tokenizer.separator], np.uint32)
+    none = before[:0]
+    return [
+        np.concatenate([before if first else none, tokens, after if document.ends else none])
+        for first, tokens, document in zip(firsts, encoded, batch, strict=True)
+    ]
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:

@@ -149,6 +149,15 @@ class FileTokenizer(Tokenizer):
             encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
+    def encode_placed(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """Tokens of texts, and the character of its text at which each begins."""
+        with self._explained("can't tokenize a text"):
+            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [
+            (np.asarray(one.ids, np.uint32), np.asarray([place for place, _ in one.offsets], int))
+            for one in encodings
+        ]
+
     def decode(self, tokens: Sequence[int]) -> str:
         with self._explained("can't turn tokens into text"):
             return self._tokenizer.decode(list(tokens))

@@ -1,0 +1,114 @@
+"""Conversations as text: a tokenizer's chat template, and the parts that are answers.
+
+A template is a program, and may come from a stranger: Jinja's sandbox gives it no attribute that
+leads out of its data, and nothing that it could change.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowcomm_node.data.documents import Document
+from lowcomm_node.data.pack import MASKED
+from lowcomm_node.data.tokenizer import FileTokenizer
+from lowcomm_node.errors import ConfigError, DataError
+from lowcomm_node.system.command import load_optional
+
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(?=\s*[-+]?%\})")
+"""A tag of `transformers` around answers; ours are found by rendering the messages before them."""
+
+
+class ChatTemplate:
+    """Renders conversations as a tokenizer's template has it."""
+
+    def __init__(self, template: str, tokens: Mapping[str, str]) -> None:
+        """``tokens``: texts such as ``bos_token``. Raises ConfigError."""
+        self.source = template
+        self._tokens = tokens
+        self._errors = load_optional("jinja2", "A chat template", "hf")
+        sandbox = load_optional("jinja2.sandbox", "A chat template", "hf")
+        # As transformers sets it up, so that templates give the same text.
+        environment = sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = self._refuse
+        marked = _GENERATION.sub(lambda tag: tag[1] + ("endif" if tag[2] else "if true"), template)
+        try:
+            self._template = environment.from_string(marked)
+        except self._errors.TemplateError as error:
+            raise ConfigError(
+                f"The chat template is not read ({error}): use that of another tokenizer."
+            ) from None
+
+    def read(self, value: object, field: str, where: str) -> Iterator[Document]:
+        """A conversation as a document for `encode_chat`. One for each answer where the template
+        writes messages otherwise once others follow. Raises DataError."""
+        try:
+            messages = cast("list[dict[str, Any]]", value)
+            answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        except (TypeError, KeyError):
+            raise DataError(
+                f"{where}: {field!r} is no list of messages with role and content: name another "
+                "field with --column."
+            ) from None
+        try:
+            spans = [(self._span(messages, place), messages[: place + 1]) for place in answers]
+            whole = self._render(messages, False)
+            together = [span for (span, text), _ in spans if whole.startswith(text)]
+            if len(together) == len(spans):
+                rendered = [(whole, together)] if spans else []
+            else:
+                rendered = [(text, [span]) for (span, text), _ in spans]
+        except Exception as error:  # whatever a template may raise
+            raise DataError(
+                f"{where}: the chat template refuses these messages ({error}): correct or remove "
+                "them."
+            ) from None
+        for text, learned in rendered:
+            # JSON can hold half of a surrogate pair, which UTF-8 can't.
+            clean = text.encode(errors="replace").decode()
+            yield Document(json.dumps([clean, learned]).encode())
+
+    def _span(self, messages: Sequence[dict[str, Any]], place: int) -> tuple[tuple[int, int], str]:
+        """Where an answer begins and ends in the text up to it, and that text."""
+        before = self._render(messages[:place], True)
+        text = self._render(messages[: place + 1], False)
+        same = (n for n, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1])
+        first = len(before) if text.startswith(before) else next(same, len(text))
+        return (first, len(text)), text
+
+    def _render(self, messages: Sequence[dict[str, Any]], prompt: bool) -> str:
+        return self._template.render(
+            messages=messages, add_generation_prompt=prompt, tools=None, **self._tokens
+        )
+
+    def _refuse(self, message: object) -> None:
+        raise self._errors.TemplateError(str(message))
+
+
+def encode_chat(
+    tokenizer: FileTokenizer, documents: Sequence[Document], end: int | None
+) -> list[NDArray[np.uint32]]:
+    """Tokens of conversations, masked unless they lie in an answer; ``end`` is put behind them."""
+    read = [json.loads(document.text) for document in documents]
+    tokens: list[NDArray[np.uint32]] = []
+    for (_, spans), (numbers, starts) in zip(
+        read, tokenizer.encode_placed([text for text, _ in read]), strict=True
+    ):
+        learned = np.zeros(len(numbers), dtype=bool)
+        for first, last in spans:
+            learned |= (starts >= first) & (starts < last)
+        numbers = np.where(learned, numbers, numbers | np.uint32(MASKED))
+        if end is not None and not (len(numbers) and numbers[-1] % MASKED == end):
+            numbers = np.append(numbers, np.uint32(end | MASKED))
+        tokens.append(numbers.astype(np.uint32))
+    return tokens
+
+
+def _to_json(value: object, indent: int | None = None, **_: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
