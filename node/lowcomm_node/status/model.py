@@ -187,6 +187,34 @@ class Claims:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextStatus:
+    """One part of the run's packed text; bytes are since the node started."""
+
+    name: str
+    """As its creator named it."""
+    share: float
+    """Its part of the windows, from 0 to 1, as amended."""
+    tokens: int
+    """Of its training text, each epoch."""
+    pieces: int
+    """Of its training text."""
+    epoch: int = 0
+    """How often all of it was read before."""
+    pieces_read: int = 0
+    """Read in this epoch by all peers, as far as their signed statements are plausible."""
+    own_pieces: int = 0
+    """Read in this epoch by this node."""
+    held: int = 0
+    """Pieces on this disk, those of held-out text too."""
+    missing: int = 0
+    """Pieces that this node is fetching."""
+    bytes_fetched: int = 0
+    bytes_given: int = 0
+    waiting: str = ""
+    """Why training waits for a piece of it; empty if it does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """Everything about a node at one moment."""
 
@@ -218,6 +246,8 @@ class Status:
     trainer: TrainerStatus
     exchanges_running: tuple[ExchangeStatus, ...]
     exchanges: ExchangeCounts
+    text: tuple[TextStatus, ...] = ()
+    """Parts of the run's packed text; empty in a run without."""
     interval: IntervalStatus | None = None
     """How often a fragment is exchanged; null while this node does not exchange."""
     bytes_sent: int

@@ -53,6 +53,8 @@ KEYS: dict[type, str] = {
         exchanges exchanges.completed exchanges.refused exchanges.failed exchanges.no_partner
         exchanges.in_doubt exchanges.realigned exchanges.realigned_share exchanges.worst_block
         exchanges.since_applied
+        text text.name text.share text.tokens text.pieces text.epoch text.pieces_read
+        text.own_pieces text.held text.missing text.bytes_fetched text.bytes_given text.waiting
         interval interval.written interval.effective interval.cause interval.reason
         limits limits.max_up limits.max_down limits.max_peers limits.up limits.down limits.peers
         limits.turned_away
