@@ -61,6 +61,9 @@ run-files: The node looks for the files of the run, and checks those that are he
 fetching-file: A file of the run is fetched from peers, or no peer has it yet.
     Nothing, while the figures move; else get the file from the run's creator, and name it with
     `--tokenizer` or its folder with `--weights`.
+text: Packed text is fetched from peers, or nobody has the piece that is needed.
+    Nothing, while the figures move; else start a node that has the pack (`--data`), or name a
+    `--mirror`.
 starting-trainer: The trainer reads the text, builds the model, and loads the newest checkpoint.
     Nothing: a large model takes minutes.
 tokenizing: The text is tokenized, once for this home.
@@ -120,6 +123,8 @@ tokenizer-unchecked: The run does not say which tokenizer it uses.
     Compare the SHA-256 of your file with that of the run's creator.
 file-refused: A peer gave a file that is not the run's; nothing of it is used.
     Nothing: the node asks others.
+mirror-refused: A mirror of packed text can't be used, or gave something else.
+    Correct `--mirror`, or leave it away: peers send the text, too.
 few-peers: Fewer peers came than the run begins with.
     Nothing: others may join later.
 too-many-peers: More peers are alive than the run is for, so exchanges are less useful.

@@ -20,6 +20,7 @@ from threading import Event, Lock
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.fetch.engine import Download, Source
+from lowcomm_node.fetch.text import RunText
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.file_digests import read_digests
 from lowcomm_node.storage.files import DiskQuota, disk_full_error, require_space, sync
@@ -278,20 +279,28 @@ class Provider:
         files: VerifiedFiles,
         fetch: Callable[[FileDownload], Awaitable[None]],
         show: Callable[[str], None],
+        text: RunText | None = None,
+        show_text: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``fetch`` gets a file from peers; ``show`` receives what the node waits for."""
+        """``fetch`` gets a file from peers; ``show`` receives what the node waits for, and
+        ``show_text`` that of packed text."""
         self._settings = settings
         self._run = run
         self._files = files
         self._fetch = fetch
         self._show = show
+        self._text = text
+        self._show_text = show_text
         self._disk_quota = DiskQuota(settings.home, settings.max_disk)
         self._looking: asyncio.Task[None] | None = None
 
-    async def provide(self) -> tuple[str | None, tuple[str, ...]]:
-        """Have all files here, however long it takes. Returns the paths of the tokenizer, and of
-        the weights to begin with: none where there is a checkpoint. Raises ConfigError, DiskFull.
+    async def provide(self) -> tuple[str | None, tuple[str, ...], tuple[str, ...]]:
+        """Have all files here, however long it takes. Returns the paths of the tokenizer, of the
+        weights to begin with, none where there is a checkpoint, and of packed text. Raises
+        ConfigError, DataError, DiskFull.
         """
+        if self._text is not None:  # first of all: its room, and the owner's own
+            await self._text.open()
         paths, name = self._settings.paths, self._run.fingerprint
         tokenizer = self._settings.tokenizer
         if file := tokenizer_of(self._run.spec):
@@ -299,12 +308,14 @@ class Provider:
                 tokenizer = str(await self._have(file, paths.tokenizer(name)))
             else:  # if it is another, the trainer says so
                 await self._files.verify(file, absolute(tokenizer))
+        packs = () if self._text is None else await self._text.have_first(self._show_text)
         weights = {file: paths.start(name) / file.name for file in start_of(self._run.spec)}
         if not any(paths.checkpoints(name).glob("step-*")):
-            return tokenizer, tuple([str(await self._weights(*one)) for one in weights.items()])
+            start_with = [str(await self._weights(*one)) for one in weights.items()]
+            return tokenizer, tuple(start_with), packs
         if self._looking is None:  # peers may ask for weights, though we need them no more
             self._looking = start(self._look(weights))
-        return tokenizer, ()
+        return tokenizer, (), packs
 
     async def close(self) -> None:
         """Look for nothing more."""

@@ -346,6 +346,10 @@ class PackStore:
         )  # fmt: skip
         return f"{which} of {self.part.name}: {has}; {progress}"
 
+    def is_whole(self) -> bool:
+        """Whether all pieces are here."""
+        return int.from_bytes(self.here()).bit_count() == self.part.piece_count
+
     def idle(self) -> Iterator[int]:
         """Pieces that may be dropped."""
         if self.file.is_own:

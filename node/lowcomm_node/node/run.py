@@ -1,6 +1,7 @@
 """One node in one run: it listens, is a member, serves others, trains (training.py), and leaves."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic, time
@@ -11,6 +12,8 @@ from lowcomm_node.fetch.catch_up import state_form
 from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.files import FileDownload, Provider, VerifiedFiles
 from lowcomm_node.fetch.giving import PieceServer
+from lowcomm_node.fetch.packs import PackStore
+from lowcomm_node.fetch.text import RunText
 from lowcomm_node.net.addresses import by_peer
 from lowcomm_node.net.channels import Endpoint
 from lowcomm_node.net.tls import Gatekeeper
@@ -73,8 +76,16 @@ class Run:
             files, bandwidth.up, lambda peer: not admission.admission.barred(peer, time())
         )
         """Gives files of the run, and our state once there is one, to others."""
+        self.text = RunText(settings, signed.spec.data, self._fetch_text)
+        self._pieces.packs = self.text.by_digest
         self._provider = Provider(
-            settings, signed, files, self._fetch_file, board.showing("run-files")
+            settings,
+            signed,
+            files,
+            self._fetch_file,
+            board.showing("run-files"),
+            self.text,
+            board.showing("text"),
         )
         self.endpoint = state.endpoint = Endpoint(
             gatekeeper,
@@ -150,6 +161,7 @@ class Run:
                 addresses=addresses,
                 progress=board.position,
                 report=self._describe_ourselves,
+                gives_text=self.text.is_whole,
             ),
             signed=self._signed,
             roster=self._roster,
@@ -283,6 +295,18 @@ class Run:
         show = self._board.showing("fetching-file")
         await fetch.run(lambda text: show(download.describe(text, fetch.serving > 0)))
 
+    async def _fetch_text(self, store: PackStore, show: Callable[[str], None]) -> None:
+        """Get the pieces of packed text that a store wants. Raises DiskFull."""
+        fetch = Fetch(
+            self.exchanger.channels,
+            store.download,
+            lambda: store.rank(self._roster.alive(time())),
+            self._bandwidth.down,
+            self._board.warning("file-refused"),
+            gives_up=False,
+        )
+        await fetch.run(show)
+
     # the end
 
     async def _leave(self) -> None:
@@ -304,6 +328,7 @@ class Run:
             await self.endpoint.close()
         finally:
             await self._provider.close()
+            await self.text.close()
             if self._snapshots is not None:
                 await self._snapshots.close()
             await self._tasks.cancel()

@@ -206,7 +206,7 @@ class Training:
         looking = Waiting("run-files", "looking for the files of the run")
         self._board.enter("restarting" if self._state.ready else "joining", looking)
         self._over.clear()  # what it has saved may be from before the end
-        tokenizer, start = await provider.provide()
+        tokenizer, start, packs = await provider.provide()
         self._board.show(Waiting("starting-trainer", STARTING))
         settings, fingerprint = self._settings, self._signed.fingerprint
         try:
@@ -220,6 +220,7 @@ class Training:
                     data_cache=str(settings.paths.data),
                     tokenizer=tokenizer,
                     start=start,
+                    packs=packs,
                     **settings.model_dump(mode="json", exclude={"invite", "tokenizer"}),
                 )
             )

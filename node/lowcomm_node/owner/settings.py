@@ -92,6 +92,12 @@ def _check_endpoint(endpoint: str) -> str:
     return endpoint
 
 
+def _check_mirror(url: str) -> str:
+    if not re.fullmatch(r"https://[!-~]{1,300}", url):
+        raise ValueError(f"{url!r} is not an address such as https://example.org/NAME.pack")
+    return url
+
+
 Folder = Annotated[Path, AfterValidator(_check_folder)]
 Text = Annotated[str, Field(min_length=1)]
 Run = Annotated[
@@ -116,6 +122,12 @@ Endpoints = Annotated[
     Field(max_length=8),
     AfterValidator(lambda endpoints: tuple(map(_check_endpoint, endpoints))),
 ]
+Mirrors = Annotated[
+    tuple[str, ...],
+    Field(max_length=8),
+    AfterValidator(lambda urls: tuple(map(_check_mirror, urls))),
+]
+"""Addresses of packs."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 GiB = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
@@ -198,7 +210,10 @@ class NodeSettings(BaseModel):
     stay: bool = _setting("Serve the state to others after the run has finished", default=False)
 
     data: Text | None = _setting(
-        "Your training text: file, folder or glob of text, JSON lines or Parquet", "PATH"
+        "Your training text: file, folder or glob of text, JSON lines or Parquet; or packs of the "
+        "run, which are read in place",
+        "PATH",
+        unset="packs come from peers",
     )
     field: Text = _setting(
         "Field of JSON lines, or column of Parquet, with the text", "NAME", default="text"
@@ -210,6 +225,24 @@ class NodeSettings(BaseModel):
         "Folder with the weights that the run begins with, where it names any",
         "FOLDER",
         unset="from peers",
+    )
+
+    max_data: GiB | None = _setting(
+        "Disk space for the run's packed text: pieces that are not read make room",
+        "GiB",
+        unset="all of it",
+    )
+    mirror: Mirrors = _setting(
+        "https address of a pack, or of a folder of packs if it ends in /, to be asked where peers "
+        "give too little; may be repeated",
+        "URL",
+        default=(),
+    )
+    allow_mirrors: bool = _setting(
+        "Ask the mirrors that the run's creator names, too", default=False
+    )
+    local_mirrors: bool = _setting(
+        "Whether --mirror may lead to this machine or its own network", default=False
     )
 
     host: Text | None = _setting(
@@ -329,7 +362,11 @@ CHANGEABLE = tuple(name for name, setting in SETTINGS.items() if setting.while_r
 def unused(settings: NodeSettings, spec: "RunSpec") -> Iterator[str]:
     """Yield the files of the owner that a run does not use, and why, in words."""
     for name, is_needed, instead in (
-        ("data", spec.data.source == "local", f'the text "{spec.data.source}" of the run'),
+        (
+            "data",
+            spec.data.source in ("local", "packed"),
+            f'the text "{spec.data.source}" of the run',
+        ),
         ("tokenizer", spec.data.tokenizer == "local", f'the tokenizer "{spec.data.tokenizer}"'),
         ("weights", bool(spec.start.files), "random weights to begin with"),
     ):

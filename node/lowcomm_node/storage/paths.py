@@ -66,6 +66,7 @@ class Paths:
     config = _InHome("config.toml")  # settings that the owner wrote
     pause = _InHome("pause.json")  # until when the owner has paused this node, if at all
     data = _InHome("data")  # cache of tokenized text
+    packs = _InHome("packs")  # pieces of packed text, a folder each
     compiled = _InHome("compiled")  # kernels of torch for the GPU, for the next start
     runs = _InHome("runs")  # folders of runs, named by their fingerprints
     run = _OfRun("")  # folder of one run

@@ -349,12 +349,12 @@ async def test_weights_come_from_the_owner_else_from_the_home_else_from_peers(
 ) -> None:
     run, fetched = run_of(original), list[str]()
     home = tmp_path / "home"
-    _, owned = await provider(home, run, fetched, original.parent).provide()
+    _, owned, _ = await provider(home, run, fetched, original.parent).provide()
     assert owned == (str(original),)
-    _, again = await provider(home, run, fetched).provide()
+    _, again, _ = await provider(home, run, fetched).provide()
     assert Path(again[0]).resolve() == original.resolve(), "by a link in the home"
     original.unlink()
-    _, peers = await provider(home, run, fetched).provide()
+    _, peers, _ = await provider(home, run, fetched).provide()
     assert Path(peers[0]).read_bytes() == DATA
     assert fetched == ["model.safetensors"]
     assert not original.exists(), "what a peer sends never lands in the owner's folder"
@@ -371,5 +371,5 @@ async def test_a_part_that_is_here_is_no_reason_to_refuse_the_rest(
     (start / ".model.safetensors.part").write_bytes(DATA[: 9 * STEP])
     one = provider(home, run, [])
     one._disk_quota = DiskQuota(home, 1.2 * SIZE / GIB)
-    _, [path] = await one.provide()
+    _, [path], _ = await one.provide()
     assert Path(path).read_bytes() == DATA
