@@ -2,6 +2,7 @@
 
 common      options that commands share
 create      init, create, plan: a new run
+data        data pack, verify, show: packed text
 members     invite, remove, amend: a run created here
 join        the node itself
 running     look at the running node, and steer it
@@ -11,7 +12,7 @@ machine     doctor, ping, id, config, demo
 
 import sys
 
-from lowcomm_node.cli import create, join, machine, members, results, running  # noqa: F401
+from lowcomm_node.cli import create, data, join, machine, members, results, running  # noqa: F401
 from lowcomm_node.cli.common import app
 from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.system.app import add_version, run_app
@@ -21,7 +22,7 @@ GROUPS = {
     "Take part": ("join", "demo", "pause", "resume", "limits", "finish"),
     "Look": ("status", "web", "peers", "exchanges", "logs", "report", "doctor", "ping"),
     "Model": ("generate", "checkpoint"),
-    "Your own run": ("init", "create", "plan", "invite", "amend", "remove"),
+    "Your own run": ("init", "create", "plan", "data", "invite", "amend", "remove"),
     "Scripts": ("id", "config", "track"),
 }
 """The help, in this order."""

@@ -46,6 +46,7 @@ def init(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     admission: str = "open",
     member: list[str] | None = None,
+    data: Annotated[list[Path] | None, typer.Option(metavar="PACK")] = None,
     tokenizer: Path | None = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="DIR")] = None,
     force: Annotated[bool, typer.Option("--force")] = False,
@@ -66,11 +67,13 @@ def init(
         seed: Seed of all randomness of the run.
         admission: Admission of peers: open, invite or list.
         member: Peer id on the list; may be repeated.
+        data: Packed text to train on, of `data pack`; may be repeated.
         tokenizer: The tokenizer.json that all peers use; default: bytes, without a file.
         from_: A folder of Hugging Face's with open weights, which the run begins with.
         force: Overwrite the file.
     """
     from lowcomm_node.cli import creator
+    from lowcomm_node.cli.data import pin_packs
     from lowcomm_node.planner.run_template import write_template
     from lowcomm_protocol.spec.presets import PRESETS
     from lowcomm_protocol.spec.run import parse_toml
@@ -84,9 +87,13 @@ def init(
     if from_ is not None:
         tokenizer = tokenizer or creator.tokenizer_beside(from_)
     words = creator.tokenizer_file(str(tokenizer), weights, from_) if tokenizer else None
+    vocab = words.vocab if words else BYTES
     more: dict[str, Any] = {
         "run": {"admission": admission} | ({"members": member} if member else {})
     }
+    if data:
+        more["data"], vocab = pin_packs(data, words.data if words else None)
+        more["model"] = {"vocab": vocab}
     if tokens is not None:
         more["run"]["tokens"] = read_count(tokens)
         if steps or not more["run"]["tokens"]:
@@ -94,7 +101,7 @@ def init(
     if parameters is not None:
         from lowcomm_node.planner.question import run_of_parameters  # loads torch
 
-        sized = run_of_parameters(parameters, line["peers"], words.vocab if words else BYTES)
+        sized = run_of_parameters(parameters, line["peers"], vocab)
         more["model"] = sized.model.model_dump()
         steps = steps or (sized.run.steps if tokens is None else None)
 

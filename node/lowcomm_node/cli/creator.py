@@ -264,7 +264,7 @@ def check_used(spec: RunSpec, tokens: int | None) -> str | None:
 
 def epochs_in_words(spec: RunSpec) -> str | None:
     """Epochs of a built-in text that a peer trains on; None below two."""
-    if spec.data.source == "local" or spec.data.tokenizer == "local":
+    if spec.data.source in ("local", "packed") or spec.data.tokenizer == "local":
         return None
     from lowcomm_node.data.corpus import open_corpus
 
@@ -292,6 +292,11 @@ def how_to_join(spec: RunSpec, address: str) -> str:
         command += " --invite ...\nwhich you make with\n  lowcomm-node invite"
     elif spec.run.admission == "list":
         command += "\nas one of its members"
+    if spec.data.parts:
+        size = write_size(sum(part.size for part in spec.data.parts))
+        command += (
+            f"\nand the first node with\n  --data PACK\nwhich sends the others {size} of text"
+        )
     if spec.start.files:
         size = write_size(spec.start.size)
         command += f"\nand the first node with\n  --weights DIR\nwhich sends the others {size} of "

@@ -141,8 +141,8 @@ def amend(
 
     Args:
         set_: SETTING=VALUE; may be repeated: run.steps, train.learning_rate,
-            train.final_learning_rate, train.warmup, train.schedule, train.decay, run.description,
-            run.admission, run.members.
+            train.final_learning_rate, train.warmup, train.schedule, train.decay, data.shares (of
+            all packed texts, such as 0.3,0.7), run.description, run.admission, run.members.
         at: First swarm step with the change; default for run.description, run.admission and
             run.members: at once.
     """
@@ -172,6 +172,7 @@ def amend(
 def _parse_change(text: str) -> tuple[str, Any]:
     """Read SETTING=VALUE. Raises ConfigError."""
     from lowcomm_protocol.spec.amendments import AMENDABLE
+    from lowcomm_protocol.spec.run import SHARES
 
     name, equals, value = text.partition("=")
     name, reason = name.strip(), ""
@@ -188,7 +189,7 @@ def _parse_change(text: str) -> tuple[str, Any]:
         return name, value.strip('"')
     else:
         try:
-            return name, json.loads(value)
+            return name, json.loads(f"[{value.strip('[]')}]" if name == SHARES else value)
         except ValueError:
             reason = f"{value[:40]!r} is no number"
     raise ConfigError(f"--set {text[:80]}: {reason}.")

@@ -54,7 +54,7 @@ class ChatTemplate:
         except (TypeError, KeyError):
             raise DataError(
                 f"{where}: {field!r} is no list of messages with role and content: name another "
-                "field with --column."
+                "field with --field."
             ) from None
         try:
             spans = [(self._span(messages, place), messages[: place + 1]) for place in answers]

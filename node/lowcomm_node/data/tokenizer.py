@@ -124,6 +124,8 @@ class FileTokenizer(Tokenizer):
         self.begins = tuple(begins)
         self.number_of: Callable[[str], int | None] = self._tokenizer.token_to_id
         """The number of a token; None if there is none of this text."""
+        self.token_of: Callable[[int], str | None] = self._tokenizer.id_to_token
+        """The text of a token, also of a special one; None if there is none of this number."""
         numbers = map(self.number_of, _SEPARATORS)
         self.separator = next((number for number in numbers if number is not None), None)
         if self.begins or end not in (None, self.separator):

@@ -92,7 +92,7 @@ def write_template(
         model = {key: value for key, value in model.items() if key not in ROPE_SCALING}
     if tokenizer and not weights:
         model["vocab"] = tokenizer.vocab
-    data = sections.DataSettings().model_dump(exclude={"begin_tokens", "end_token"})
+    data = sections.DataSettings().model_dump(exclude={"begin_tokens", "end_token", "parts"})
     settings: Sections = {
         "run": {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers, **run},
         "model": model,
@@ -117,6 +117,9 @@ def write_template(
     groups = codecs_for_groups()
     codecs = f"{', '.join(groups)}; in pairs also {', '.join(sorted({*CODECS} - {*groups}))}"
     document["sync"]["codec"].comment(codecs)
+    if parts := document["data"].get("parts"):
+        parts[0]["share"].comment("of the windows, over the sum of all shares; `amend` changes it")
+        parts[-1].add(tomlkit.nl())
     if weights:
         longest = f"tokens a sequence; the model reads at most {weights.longest}"
         document["model"]["context"].comment(longest)

@@ -17,12 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from lowcomm_protocol.errors import LowcommError, Reason, RecordError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity, verify
 from lowcomm_protocol.spec.document import encode
-from lowcomm_protocol.spec.run import RunSpec, SignedRun, amended
+from lowcomm_protocol.spec.run import SHARES, RunSpec, SignedRun, amended
 
 SCHEDULE = (
     *("run.steps", "train.learning_rate", "train.final_learning_rate"),
-    *("train.warmup", "train.schedule", "train.decay"),
+    *("train.warmup", "train.schedule", "train.decay", SHARES),
 )
+"""What changes training; `SHARES`: new shares of all ``data.parts``, in their order."""
 AMENDABLE = (*SCHEDULE, "run.description", "run.admission", "run.members")
 MAX_AMENDMENTS = 32
 MAX_CHAIN_BYTES = 20 * 1024
@@ -281,6 +282,6 @@ def _read_document(document: bytes) -> _Document:
 
 
 def _shortened(value: object) -> str:
-    return (
-        f"{len(cast('list[object]', value))} peers" if isinstance(value, list) else str(value)[:80]
-    )
+    values = cast("list[object]", value) if isinstance(value, list) else []
+    are_peers = any(isinstance(one, str) for one in values)
+    return f"{len(values)} peers" if are_peers or value == [] else str(cast("object", value))[:80]

@@ -8,7 +8,7 @@ fragments, so every release reads it: ``sync.fragments = "auto"`` of a run.toml 
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -37,6 +37,7 @@ from lowcomm_protocol.spec.sections import (
     DataSettings,
     ExportSettings,
     ModelSettings,
+    PackedText,
     RunSettings,
     Settings,
     StartSettings,
@@ -54,6 +55,8 @@ MAX_SIGNED_BYTES = 29 * 1024
 """Bytes of the same with its signature, as text within a text."""
 MAX_STEP_TOKENS = 1024 * 1024
 """Most tokens of one inner step in a new run: a peer holds all of them in memory."""
+SHARES = "data.shares"
+"""Name of the shares of all ``data.parts`` in an amendment."""
 PLAN = "plan"
 """Section of a run.toml that is its creator's alone: the line that the run was planned for."""
 AUTO = "auto"
@@ -287,6 +290,13 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
             f"{source}: model.vocab = {spec.model.vocab} is too small for tokenizer = "
             f'"{spec.data.tokenizer}": set vocab = {needed}.'
         )
+    for part in spec.data.parts:
+        if part.piece_tokens < spec.model.context:
+            raise SpecError(
+                f"{source}: model.context = {spec.model.context} is more than the "
+                f"{part.piece_tokens:,} tokens in a piece of {part.name}: lower it, or pack the "
+                "text with larger pieces."
+            )
     if spec.tokens_per_step > MAX_STEP_TOKENS:
         raise SpecError(
             f"{source}: train.batch = {spec.train.batch} times model.context = "
@@ -324,10 +334,22 @@ def amended(spec: RunSpec, settings: Mapping[str, Any], source: str) -> RunSpec:
     data = spec.model_dump()
     for name, value in settings.items():
         section, _, setting = name.partition(".")
+        if name == SHARES:
+            setting, value = "parts", _with_shares(spec.data.parts, value, source)
         data[section][setting] = value
     if "run.steps" in settings:
         data["run"]["tokens"] = 0  # steps were chosen
     return _validate(data, source)
+
+
+def _with_shares(parts: Sequence[PackedText], shares: object, source: str) -> list[dict[str, Any]]:
+    given = cast("list[object]", shares) if isinstance(shares, list) else []
+    if len(given) != len(parts) or not parts:
+        raise SpecError(
+            f"{source}: {SHARES} = {shown(cast('object', shares))}: expected a share for each of "
+            f"the run's {len(parts)} packed texts, in their order."
+        )
+    return [part.model_dump() | {"share": share} for part, share in zip(parts, given, strict=True)]
 
 
 def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:

@@ -139,6 +139,7 @@ COMMANDS += [
     "web",
     "plan",
     "checkpoint",
+    "data",
 ]
 
 
