@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lowcomm_node import models
 from lowcomm_node.data import Dataset, Split, open_tokenizer
+from lowcomm_node.data.stream import IGNORED
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Family, Footprint
-from lowcomm_node.models.documents import document_starts
+from lowcomm_node.models.documents import Flex, attend, document_mask, document_starts
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.sections import ModelSettings
@@ -51,11 +53,37 @@ def test_documents_begin_behind_separators() -> None:
     assert document_starts(tokens, 0).tolist() == starts
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_both_kinds_of_mask_let_a_token_see_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flex, "mask", create_block_mask)  # not compiled
+    monkeypatch.setattr(Flex, "attention", flex_attention)
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 200, 16, generator=draw) for heads in (4, 2, 2))
+    starts = document_starts(torch.randint(30, (2, 200), generator=draw), 3)
+    added, blocks = (
+        attend(query, key, value, document_mask(starts, query.dtype, kind), True)
+        for kind in (False, True)
+    )
+    torch.testing.assert_close(blocks, added)
+
+
 def test_a_replica_trains_within_documents_where_the_run_says_so() -> None:
     within, beyond = (Replica(spec_of(masked=on), "a", dataset(), CPU) for on in (True, False))
     losses = [[one.inner_step() for _ in range(2)] for one in (within, beyond)]
     assert within.model.separator == 0 and beyond.model.separator is None
     assert losses[0][0] != losses[1][0]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_batch_without_learned_targets_teaches_nothing_and_harms_nothing(optimizer: str) -> None:
+    train = spec_of().train.model_copy(update={"optimizer": optimizer, "weight_decay": 0.0})
+    replica = Replica(spec_of().model_copy(update={"train": train}), "a", dataset(), CPU)
+    before, real = replica.fast(0), replica.stream.next_batch
+    replica.stream.next_batch = lambda: (real()[0], torch.full((2, 16), IGNORED))
+    assert replica.inner_step() == 0 and torch.equal(replica.fast(0), before)
+    replica.stream.next_batch = real
+    assert replica.inner_step() > 0 and replica.skipped == 0
+    assert not torch.equal(replica.fast(0), before) and replica.fast(0).isfinite().all()
 
 
 def test_a_run_that_no_model_or_tokenizer_can_keep_to_is_refused() -> None:
