@@ -241,6 +241,8 @@ link-lost: A stream to a peer broke off, or can't be opened; it costs one exchan
     Nothing, where it is rare; `lowcomm-node peers` shows routes, docs/trouble.md mends them.
 peer-gave-up: The peer gave up an exchange, and said why.
     Nothing: the fragment is exchanged with another peer.
+mirror-refused: A mirror of packed text can't be used, or gave something else.
+    Correct `--mirror`, or leave it away: peers send the text, too.
 too-slow: A contribution would not come before the deadline of the exchange.
     Raise `--exchange-deadline`, or the limits `--max-up` and `--max-down` of the slower end.
 retry-later: Nothing is wrong, only the moment.

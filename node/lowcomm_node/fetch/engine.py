@@ -423,13 +423,18 @@ class Fetch:
         """Peers that serve us."""
         return sum(session.served is not None for session in self.sessions.values())
 
+    @property
+    def rate(self) -> float:
+        """Bytes a second that peers have brought recently."""
+        return self._use.rate(monotonic())
+
     def describe(self) -> str:
         """The progress, for people."""
         sessions = self.sessions.items()
         queued = sorted((one.position, name[-6:]) for name, one in sessions if one.position)
         if serving := self.serving:
             peers = "peer" if serving == 1 else "peers"
-            done, speed = self.download.size / 1e6, rate(self._use.rate(monotonic()))
+            done, speed = self.download.size / 1e6, rate(self.rate)
             total = f" of {self.download.total / 1e6:.1f}" if self.download.total else ""
             return f"{done:.1f}{total} MB from {serving} {peers}, {speed}"
         if queued:

@@ -5,15 +5,19 @@ HOME/packs/DIGEST/   pieces that came, or what is known of the owner's; DIGEST a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.fetch.engine import Fetch
+from lowcomm_node.fetch.mirrors import Mirror, Mirrors
 from lowcomm_node.fetch.packs import DataRoom, PackStore, Show
+from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import GIB, DiskQuota
 from lowcomm_node.storage.pack_file import PackFile
 from lowcomm_node.storage.paths import absolute
+from lowcomm_node.system.tasks import first_of
 from lowcomm_protocol.spec.sections import DataSettings
 
 DIGITS = 16  # of a text's digest, in the name of its folder
@@ -27,15 +31,21 @@ class RunText:
         self,
         settings: NodeSettings,
         data: DataSettings,
-        fetch: Callable[[PackStore, Show], Awaitable[None]],
+        fetch: Callable[[PackStore], Fetch],
+        down: BandwidthLimit,
+        warn: Callable[[str], None],
     ) -> None:
-        """``fetch`` gets what a store wants, as `PackStore` has it."""
+        """``fetch`` gets what a store wants from peers; ``warn`` tells of mirrors that are of no
+        use."""
         self.stores: tuple[PackStore, ...] = ()
         """In the order of ``data.parts``; none before ``open``."""
         self.by_digest: dict[bytes, PackStore] = {}
         self._settings = settings
         self._data = data
-        self._fetch = fetch
+        self._peers = fetch
+        self._down = down
+        self._warn = warn
+        self._mirrors: dict[PackStore, Mirrors] = {}
 
     async def open(self) -> None:
         """Open all parts; nothing is fetched or hashed. Raises ConfigError, DataError, DiskFull."""
@@ -54,6 +64,7 @@ class RunText:
         self.stores = tuple(PackStore(file, self._fetch, room) for file in files)
         for store in self.stores:
             self.by_digest[bytes.fromhex(store.part.pieces)] = store
+            self._mirrors[store] = self._mirrors_of(store)
 
     async def have_first(self, show: Show) -> tuple[str, ...]:
         """Have the held-out text on which all peers compare themselves. Returns the paths of all
@@ -70,6 +81,26 @@ class RunText:
     async def close(self) -> None:
         """Stop fetching, and keep what has come."""
         await asyncio.gather(*(store.close() for store in self.stores))
+        found = [mirror for one in self._mirrors.values() for mirror in one.mirrors]
+        await asyncio.gather(*(mirror.close() for mirror in found))
+
+    async def _fetch(self, store: PackStore, show: Show) -> None:
+        fetch, mirrors = self._peers(store), self._mirrors[store]
+        peers = fetch.run(lambda progress: show(mirrors.describe(progress)))
+        await first_of(peers, mirrors.help(lambda: fetch.rate))
+
+    def _mirrors_of(self, store: PackStore) -> Mirrors:
+        settings, part = self._settings, store.part
+        named = [Mirror(url, part, is_local=settings.local_mirrors) for url in settings.mirror]
+        if settings.allow_mirrors:
+            named += [Mirror(url, part) for url in part.mirrors]
+        return Mirrors(
+            mirrors=named,
+            file=store.file,
+            download=store.download,
+            down=self._down,
+            warn=self._warn,
+        )
 
     def _open_files(self) -> list[PackFile]:
         own = self._own_packs()

@@ -36,6 +36,10 @@ LOOK_EVERY = 10.0
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _CARRIER = ipaddress.ip_network("100.64.0.0/10")
+_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
+"""Addresses of IPv4 as IPv6 has them behind NAT64."""
+_SITES_OWN = ipaddress.ip_network("64:ff9b:1::/48")
+"""Those behind a NAT64 of one site, which may lead to its private addresses."""
 _SAME_SITE = {4: 16, 6: 48}
 """Prefix bits shared by private addresses of one site, since sites route between subnets."""
 _PLACE = {4: 24, 6: 64}
@@ -187,6 +191,20 @@ def places_of(addresses: Sequence[str], entry_points: Sequence[str]) -> tuple[st
     if not places and not relays:
         places = [str(number) for number in hosts if number is not None]
     return tuple(dict.fromkeys(places or relays))[:MAX_ADDRESSES]
+
+
+def is_public(host: str) -> bool:
+    """Whether an IP address is of the public internet; of one of IPv6 that leads to IPv4, both
+    are."""
+    number = number_of(host)
+    if number is None or not number.is_global or number.is_multicast or number in _SITES_OWN:
+        return False
+    if number.version == 4:
+        return True
+    inner = [number.sixtofour, *(number.teredo or ())]
+    if number in _TRANSLATED:
+        inner.append(ipaddress.IPv4Address(int(number) & 0xFFFFFFFF))
+    return all(one is None or one.is_global for one in inner)
 
 
 def _plain(host: str) -> str:

@@ -1,7 +1,6 @@
 """One node in one run: it listens, is a member, serves others, trains (training.py), and leaves."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic, time
@@ -76,7 +75,13 @@ class Run:
             files, bandwidth.up, lambda peer: not admission.admission.barred(peer, time())
         )
         """Gives files of the run, and our state once there is one, to others."""
-        self.text = RunText(settings, signed.spec.data, self._fetch_text)
+        self.text = RunText(
+            settings,
+            signed.spec.data,
+            self._fetch_text,
+            bandwidth.down,
+            board.warning("mirror-refused"),
+        )
         self._pieces.packs = self.text.by_digest
         self._provider = Provider(
             settings,
@@ -295,9 +300,9 @@ class Run:
         show = self._board.showing("fetching-file")
         await fetch.run(lambda text: show(download.describe(text, fetch.serving > 0)))
 
-    async def _fetch_text(self, store: PackStore, show: Callable[[str], None]) -> None:
-        """Get the pieces of packed text that a store wants. Raises DiskFull."""
-        fetch = Fetch(
+    def _fetch_text(self, store: PackStore) -> Fetch:
+        """What gets the pieces of packed text that a store wants from peers."""
+        return Fetch(
             self.exchanger.channels,
             store.download,
             lambda: store.rank(self._roster.alive(time())),
@@ -305,7 +310,6 @@ class Run:
             self._board.warning("file-refused"),
             gives_up=False,
         )
-        await fetch.run(show)
 
     # the end
 

@@ -1,40 +1,30 @@
 """Packed text comes piece by piece from whoever has it, and stays within its room."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from hashlib import sha256
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from helpers.donors import identity
-from helpers.waiting import until_async
-from helpers.wire import Callee, calling, listening, soon
-from lowcomm_node.errors import DataError, DiskFull
-from lowcomm_node.fetch import engine, packs
-from lowcomm_node.fetch.engine import Fetch
-from lowcomm_node.fetch.files import VerifiedFiles
-from lowcomm_node.fetch.giving import PieceServer
-from lowcomm_node.fetch.packs import DataRoom, PackStore
-from lowcomm_node.net.channels import Channels
-from lowcomm_node.storage.files import GIB
-from lowcomm_node.storage.pack_file import PackFile, has_bit
-from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.spec.sections import PackedText
-
-PIECE, TRAINING = 16 * 1024, 19
-DATA = Random(4).randbytes((TRAINING + 1) * PIECE)
-DIGESTS = b"".join(sha256(DATA[at : at + PIECE]).digest() for at in range(0, len(DATA), PIECE))
-PART = PackedText(
-    name="text",
-    pieces=sha256(DIGESTS).hexdigest(),
-    tokens=TRAINING * PIECE // 2,
-    held_out_tokens=100,
-    piece_bytes=PIECE,
+from helpers.packed_text import (
+    ALL,
+    DATA,
+    DIGESTS,
+    PIECE,
+    TRAINING,
+    givers,
+    holding,
+    never,
+    opened,
+    store_of,
 )
-ALL = range(PART.piece_count)
+from helpers.waiting import until_async
+from helpers.wire import calling, soon
+from lowcomm_node.errors import DataError, DiskFull
+from lowcomm_node.fetch import engine
+from lowcomm_node.fetch.packs import DataRoom, PackStore
+from lowcomm_node.storage.files import GIB
+from lowcomm_node.storage.pack_file import has_bit
 
 
 @pytest.fixture(autouse=True)
@@ -43,61 +33,6 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LATER", 0.3)
     monkeypatch.setattr(engine, "SLOW", 0.1)
     monkeypatch.setattr(engine, "TICK", 0.02)
-
-
-def opened(folder: Path, own: Path | None = None, digests: bytes = b"") -> PackFile:
-    """The pieces in a folder."""
-    file = PackFile(PART, folder, own)
-    file.open(digests)
-    return file
-
-
-def store_of(
-    folder: Path,
-    channels: Channels,
-    peers: Sequence[PeerInfo],
-    *,
-    warnings: list[str] | None = None,
-    room: DataRoom | None = None,
-) -> PackStore:
-    """A store that asks these peers."""
-
-    async def fetch(store: PackStore, show: packs.Show) -> None:
-        warn = (warnings if warnings is not None else []).append
-        one = Fetch(channels, store.download, lambda: store.rank(peers), warn=warn, gives_up=False)
-        await one.run(show)
-
-    return PackStore(opened(folder), fetch, room, Random(1))
-
-
-async def never(store: PackStore, show: packs.Show) -> None:
-    """Nobody gives anything."""
-    show("no peer that could give it is here yet")
-    await asyncio.Event().wait()
-
-
-def holding(folder: Path, pieces: Sequence[int], data: bytes = DATA) -> PackStore:
-    """A store with some of the pieces, which it believes to be right."""
-    file = opened(folder, digests=DIGESTS)
-    for piece in pieces:
-        file.write(piece, data[piece * PIECE : (piece + 1) * PIECE])
-    return PackStore(file, never)
-
-
-@asynccontextmanager
-async def givers(*stores: PackStore) -> AsyncIterator[list[Callee]]:
-    """Peers that give what is in these stores."""
-    async with AsyncExitStack() as stack:
-        callees = list[Callee]()
-        for number, store in enumerate(stores, 1):
-            callee = await stack.enter_async_context(listening(identity(number)))
-            server = PieceServer(VerifiedFiles())
-            server.packs[bytes.fromhex(PART.pieces)] = store
-            callee.fetching = server.serve
-            callees.append(callee)
-        yield callees
-        for store in stores:
-            await store.close()
 
 
 async def test_pieces_come_from_peers_of_which_none_has_all_and_stay_after_a_restart(

@@ -1,0 +1,86 @@
+"""A small packed text, stores that hold some of its pieces, and peers that give them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+from helpers.donors import identity
+from helpers.wire import Callee, listening
+from lowcomm_node.fetch.engine import Fetch
+from lowcomm_node.fetch.files import VerifiedFiles
+from lowcomm_node.fetch.giving import PieceServer
+from lowcomm_node.fetch.packs import DataRoom, PackStore, Show
+from lowcomm_node.net.channels import Channels
+from lowcomm_node.storage.pack_file import PackFile
+from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.spec.sections import PackedText
+
+PIECE, TRAINING = 16 * 1024, 19
+DATA = Random(4).randbytes((TRAINING + 1) * PIECE)
+DIGESTS = b"".join(sha256(DATA[at : at + PIECE]).digest() for at in range(0, len(DATA), PIECE))
+PART = PackedText(
+    name="text",
+    pieces=sha256(DIGESTS).hexdigest(),
+    tokens=TRAINING * PIECE // 2,
+    held_out_tokens=100,
+    piece_bytes=PIECE,
+)
+ALL = range(PART.piece_count)
+
+
+def opened(folder: Path, own: Path | None = None, digests: bytes = b"") -> PackFile:
+    """The pieces in a folder."""
+    file = PackFile(PART, folder, own)
+    file.open(digests)
+    return file
+
+
+def store_of(
+    folder: Path,
+    channels: Channels,
+    peers: Sequence[PeerInfo],
+    *,
+    warnings: list[str] | None = None,
+    room: DataRoom | None = None,
+) -> PackStore:
+    """A store that asks these peers."""
+
+    async def fetch(store: PackStore, show: Show) -> None:
+        warn = (warnings if warnings is not None else []).append
+        one = Fetch(channels, store.download, lambda: store.rank(peers), warn=warn, gives_up=False)
+        await one.run(show)
+
+    return PackStore(opened(folder), fetch, room, Random(1))
+
+
+async def never(store: PackStore, show: Show) -> None:
+    """Nobody gives anything."""
+    show("no peer that could give it is here yet")
+    await asyncio.Event().wait()
+
+
+def holding(folder: Path, pieces: Sequence[int], data: bytes = DATA) -> PackStore:
+    """A store with some of the pieces, which it believes to be right."""
+    file = opened(folder, digests=DIGESTS)
+    for piece in pieces:
+        file.write(piece, data[piece * PIECE : (piece + 1) * PIECE])
+    return PackStore(file, never)
+
+
+@asynccontextmanager
+async def givers(*stores: PackStore) -> AsyncIterator[list[Callee]]:
+    """Peers that give what is in these stores."""
+    async with AsyncExitStack() as stack:
+        callees = list[Callee]()
+        for number, store in enumerate(stores, 1):
+            callee = await stack.enter_async_context(listening(identity(number)))
+            server = PieceServer(VerifiedFiles())
+            server.packs[bytes.fromhex(PART.pieces)] = store
+            callee.fetching = server.serve
+            callees.append(callee)
+        yield callees
+        for store in stores:
+            await store.close()
