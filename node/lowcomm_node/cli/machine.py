@@ -13,12 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.cli.common import Here, command, read_settings, setting
+from lowcomm_node.cli.running import Columns, table, width
 from lowcomm_node.doctor.findings import Finding, exit_code
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.app import run_async
 from lowcomm_node.system.units import clean, milliseconds, rate
 
+_ROUTE_COLUMNS: Columns = (
+    ("route", lambda route: route.route, 0),
+    ("round trip", lambda route: milliseconds(route.round_trip), 0),
+    ("up", lambda route: rate(route.up), 0),
+    ("down", lambda route: rate(route.down), 0),
+)
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red", "unknown": "dim"}
 
 
@@ -57,13 +64,15 @@ def doctor(here: Here, peers: Annotated[list[str] | None, setting("peers")] = No
 def _print_findings(findings: Sequence[Finding]) -> None:
     # One remedy may mend several findings.
     remedies = list(dict.fromkeys(finding.remedy for finding in findings if finding.remedy))
-    table = Table(box=None, show_header=False, pad_edge=False)
+    grid = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
         state = Text(finding.state.value, _STYLES[finding.state.value])
         see = f"see {remedies.index(finding.remedy) + 1}" if finding.remedy else ""
-        table.add_row(finding.name, state, _folded(finding.value), Text(see, "dim", no_wrap=True))
+        # Wrapped and never cut, so that it can be copied; peers may have written it.
+        value = Text(clean(finding.value), overflow="fold")
+        grid.add_row(finding.name, state, value, Text(see, "dim", no_wrap=True))
     console = Console(highlight=False)
-    console.print(table)
+    console.print(grid)
     if remedies:
         console.print(Text("\nwhat to do", "bold"))
     for number, remedy in enumerate(remedies, 1):
@@ -85,25 +94,10 @@ def ping(here: Here, peer: str) -> None:
     """
     with here.node() as client:
         answer = client.ping(peer)
-    if here.as_json:
-        here.show(answer, "")
-    else:
-        table = Table(
-            "route", "round trip", "up", "down", "", box=None, pad_edge=False, header_style="dim"
-        )
-        for route in answer.routes:
-            figures = (milliseconds(route.round_trip), rate(route.up), rate(route.down))
-            table.add_row(_folded(route.route), *figures, _folded(route.reason))
-        console = Console(highlight=False)
-        console.print(answer.peer_id, soft_wrap=True)
-        console.print(table)
+    routes = table(_ROUTE_COLUMNS, answer.routes, lambda route: [route.reason], width())
+    here.show(answer, f"{answer.peer_id}\n{routes}")
     if all(route.up is None for route in answer.routes):
         raise Unhealthy("No route to that peer works: `lowcomm-node doctor` looks at this end.")
-
-
-def _folded(text: str) -> Text:
-    """Text that peers may have written, wrapped and never cut, so that it can be copied."""
-    return Text(clean(text), overflow="fold")
 
 
 @command("id")

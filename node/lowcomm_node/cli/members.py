@@ -1,20 +1,19 @@
 """``invite``, ``remove``, ``amend``: change a run that was created in this home."""
 
 import json
-import re
 import secrets
 import time
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Here, command, setting
+from lowcomm_node.cli.common import Here, command, seconds_of, setting
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.app import run_async
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_DURATION = re.compile(r"([1-9]\d{0,8})([smhdw])")
 _MAX_DAYS = 3660
+_TEXTS = ("run.description", "run.admission", "train.schedule")
 Run = Annotated[
     str | None,
     typer.Option("--run", help="NAME or NAME@FINGERPRINT; default: the only run created here."),
@@ -49,13 +48,9 @@ def invite(
     from lowcomm_protocol.peers.invites import issue_invite
     from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, newest
 
-    duration = _DURATION.fullmatch(expires)
-    seconds = int(duration[1]) * _SECONDS[duration[2]] if duration else 0
-    if not 0 < seconds <= _MAX_DAYS * 86_400:
-        raise ConfigError(
-            f"--expires {expires[:40]}: expected a time such as 12h, 7d or 8w, at most "
-            f"{_MAX_DAYS}d."
-        )
+    seconds = seconds_of(expires, "--expires: ")
+    if seconds > _MAX_DAYS * 86_400:
+        raise ConfigError(f"--expires {expires}: at most {_MAX_DAYS}d.")
     peer_id = _check_peer_id(for_) if for_ is not None else ""
     if peer_id and uses != 1:
         raise ConfigError(
@@ -175,23 +170,18 @@ def _parse_change(text: str) -> tuple[str, Any]:
     from lowcomm_protocol.spec.run import SHARES
 
     name, equals, value = text.partition("=")
-    name, reason = name.strip(), ""
-    if not equals or not name:
+    if not equals or not (name := name.strip()):
         reason = "expected SETTING=VALUE, such as run.steps=20000"
     elif name not in AMENDABLE:
-        known = ", ".join(AMENDABLE)
-        reason = f"this can't be changed while a run trains; these can: {known}"
+        reason = f"this can't be changed while a run trains; these can: {', '.join(AMENDABLE)}"
     elif name == "run.members":
         return name, [member.strip() for member in value.split(",") if member.strip()]
-    elif name in ("run.description", "run.admission"):
-        return name, value
-    elif name == "train.schedule":
+    elif name in _TEXTS:
         return name, value.strip('"')
     else:
-        try:
+        with suppress(ValueError):
             return name, json.loads(f"[{value.strip('[]')}]" if name == SHARES else value)
-        except ValueError:
-            reason = f"{value[:40]!r} is no number"
+        reason = f"{value[:40]!r} is no number"
     raise ConfigError(f"--set {text[:80]}: {reason}.")
 
 

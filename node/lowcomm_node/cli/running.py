@@ -167,7 +167,7 @@ def peers(here: Here, order: Annotated[Order | None, typer.Option("--sort")] = N
         alive = client.peers()
     if order is not None:
         alive = sorted(alive, key=_ORDERS[order])
-    here.show(alive, peers_table(alive, _width()) if alive else "no other peer is alive")
+    here.show(alive, peers_table(alive, width()) if alive else "no other peer is alive")
 
 
 @command()
@@ -190,7 +190,8 @@ def exchanges(
     earliest = time.time() - seconds_of(since, "--since: ") if since is not None else 0.0
     journal = Journal(newest(here.folder, run, *JOURNAL))
     ended = journal.exchanges(limit, earliest, outcome and outcome.value, peer)
-    here.show(ended, exchanges_table(ended, _width()) if ended else "no such exchange")
+    text = table(_EXCHANGE_COLUMNS, ended, lambda one: [one.reason], width())
+    here.show(ended, text if ended else "no such exchange")
 
 
 @command()
@@ -385,19 +386,15 @@ def peers_table(alive: Sequence[PeerStatus], width: int) -> str:
         last = f"last: {peer.last_reason}" if peer.last_reason and not peer.left_out else ""
         return left_out, f"not reached: {peer.route_reason}" if is_lost else "", last
 
-    return _table(_PEER_COLUMNS, alive, notes, width)
+    return table(_PEER_COLUMNS, alive, notes, width)
 
 
-def exchanges_table(ended: Sequence[ExchangeEnded], width: int) -> str:
-    """Exchanges as a table; why one was not applied has its own line."""
-    return _table(_EXCHANGE_COLUMNS, ended, lambda one: [one.reason], width)
-
-
-def _width() -> int:
+def width() -> int:
+    """Columns of the terminal."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
-def _table(
+def table(
     columns: Columns, entries: Sequence[Any], notes: Callable[[Any], Sequence[str]], width: int
 ) -> str:
     """A table of at most ``width`` columns of text, if what is never left out fits.

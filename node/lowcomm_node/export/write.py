@@ -11,9 +11,7 @@ from lowcomm_node.export.contents import contents_of
 from lowcomm_node.export.gguf import write_file
 from lowcomm_node.export.huggingface import write_folder
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.storage.files import new_folder
-from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
+from lowcomm_node.storage.files import kept_run, new_folder
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ def export_checkpoint(
     if is_copy:
         store.export(step, folder)
         return ExportResult(Weights.FAST, step)
-    contents = contents_of(store, step, _run_of(of_run), choices, gathered)
+    contents = contents_of(store, step, kept_run(of_run / "run.json"), choices, gathered)
     size = sum(tensor.nbytes for tensor in contents.tensors.values())
     with new_folder(folder, size) as fresh:
         if choices.format is Format.HF:
@@ -61,13 +59,3 @@ def export_checkpoint(
         else:
             write_file(contents, fresh, choices.dtype)
     return ExportResult(contents.weights, step, contents.peers)
-
-
-def _run_of(of_run: Path) -> SignedRun | None:
-    """The specification that the home keeps beside the checkpoints, if it can be read."""
-    path = of_run / "run.json"
-    try:
-        with path.open("rb") as file:
-            return read_signed_run(file.read(2 * MAX_SPEC_BYTES + 1), str(path))
-    except (LowcommError, OSError):
-        return None

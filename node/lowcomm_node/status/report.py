@@ -19,13 +19,13 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.status.events import RunAmended, Warned
 from lowcomm_node.status.figures import Sample
 from lowcomm_node.status.journal import Journal
-from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.status.track import settings_of
+from lowcomm_node.storage.files import kept_run, write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.release import describe
 from lowcomm_node.system.units import clean, loss, quantity, seconds, short_peer, size
 from lowcomm_protocol import PROTOCOL_VERSION
-from lowcomm_protocol.errors import LowcommError
-from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, RunSpec, SignedRun, read_signed_run
+from lowcomm_protocol.spec.run import RunSpec, SignedRun
 
 SAMPLES = 600
 """Points of a chart, at most."""
@@ -132,11 +132,6 @@ def read_stories(home: Path, fingerprint: str | None = None) -> list[RunStory]:
 
 def _read_story(name: str, path: Path) -> RunStory:
     journal = Journal(path)
-    try:
-        with (path.parent / "run.json").open("rb") as file:
-            run = read_signed_run(file.read(2 * MAX_SPEC_BYTES + 1), str(path))
-    except (LowcommError, OSError):
-        run = None
 
     def last(kind: type[Warned | RunAmended]) -> Rows:
         return [
@@ -146,6 +141,7 @@ def _read_story(name: str, path: Path) -> RunStory:
         ]
 
     samples, fingerprint = journal.samples(most=SAMPLES), path.parent.name
+    run = kept_run(path.parent / "run.json")
     story = RunStory(name, fingerprint, run, samples, last(Warned), last(RunAmended))
     for event in journal.each_exchange():
         outcome = str(event.outcome)
@@ -242,12 +238,10 @@ def _own(run: RunSpec) -> Iterator[Sequence[str]]:
     # Models of the library have no usual sizes.
     model = run.model.model_dump(include=None if hasattr(run.model, "type") else {"kind"})
     least = {"run": {"name": run.run.name}, "sync": {"method": run.sync.method}}
-    usual = RunSpec.model_validate(least | {"model": model}).model_dump()
-    for section, values in run.model_dump().items():
-        for name, value in values.items() if isinstance(values, dict) else ():
-            other = usual[section].get(name)
-            if value != other:
-                yield f"{section}.{name}", str(value)[:LONGEST], str(other)[:LONGEST]
+    usual = RunSpec.model_validate(least | {"model": model})
+    own, others = (dict(settings_of(one.model_dump(mode="json"))) for one in (run, usual))
+    differing = (name for name, value in own.items() if value != others.get(name))
+    yield from ((name, str(own[name]), str(others.get(name))) for name in differing)
 
 
 def _node(story: RunStory) -> Iterator[str]:

@@ -8,6 +8,7 @@ ended. The node knows nothing of it.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from importlib import import_module
@@ -21,14 +22,19 @@ from lowcomm_node.errors import ConfigError, RetryLater
 from lowcomm_node.status import figures
 from lowcomm_node.status.figures import PERSISTENT, SAMPLED
 from lowcomm_node.status.journal import Journal
-from lowcomm_node.storage.files import disk_full_error, folder_lock, read_small, write_atomic
+from lowcomm_node.storage.files import (
+    disk_full_error,
+    folder_lock,
+    kept_run,
+    read_small,
+    write_atomic,
+)
 from lowcomm_node.storage.paths import Paths, absolute
 from lowcomm_node.system.command import install
 from lowcomm_node.system.units import clean, short_peer
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import identity_from_libp2p
 from lowcomm_protocol.spec.names import Table
-from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, read_signed_run
 
 MOST = 500
 """Rows of the journal in one batch."""
@@ -79,14 +85,9 @@ class TrackedPoint:
 def tracked_of(home: Path, fingerprint: str, name: str = "") -> Tracked:
     """Describe the node and a run of a home; ``name``: display name of the node."""
     paths = Paths(home)
-    signed, peer_id = None, ""
-    try:
-        if data := read_small(paths.signed_run(fingerprint), 2 * MAX_SPEC_BYTES):
-            signed = read_signed_run(data, str(paths.signed_run(fingerprint)))
-        if data := read_small(paths.identity, 4096):
-            peer_id = identity_from_libp2p(data).peer_id
-    except LowcommError:
-        pass  # a home without them can be followed all the same
+    signed, peer_id = kept_run(paths.signed_run(fingerprint)), ""
+    with suppress(LowcommError):  # a home without an identity can be followed all the same
+        peer_id = identity_from_libp2p(read_small(paths.identity, 4096)).peer_id
     return Tracked(
         run=signed.spec.run.name if signed else fingerprint,
         fingerprint=fingerprint,

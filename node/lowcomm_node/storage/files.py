@@ -13,12 +13,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.errors import CheckpointError, ConfigError, DiskFull, RetryLater
 from lowcomm_node.system.units import write_size
-from lowcomm_protocol.errors import SignatureError
+from lowcomm_protocol.errors import LowcommError, SignatureError
 from lowcomm_protocol.identity import KEY_BYTES, Identity, identity_from_libp2p
+
+if TYPE_CHECKING:
+    from lowcomm_protocol.spec.run import SignedRun
 
 WRITING = ".writing-"  # prefix of files and folders that are not whole; a crash leaves them behind
 
@@ -164,6 +167,15 @@ def read_small(path: Path, limit: int) -> bytes:
         data = file.read(limit + 1)
         return data if len(data) <= limit else b""
     return b""
+
+
+def kept_run(path: Path) -> "SignedRun | None":
+    """The signed run in a file of ours; None if it can't be read."""
+    from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, read_signed_run  # few callers need it
+
+    with suppress(LowcommError):
+        return read_signed_run(read_small(path, 2 * MAX_SPEC_BYTES), str(path))
+    return None
 
 
 def load_or_create_identity(path: Path) -> Identity:

@@ -250,7 +250,7 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: 
             "flag --invite: invite = ...: This is not an invite",
         ),
         ("invite", 78, "has created no run"),
-        ("invite --expires 7", 78, "--expires 7: expected a time such as 12h"),
+        ("invite --expires 7", 78, "'7' is not a duration such as 90s"),
         ("invite --expires 3661d", 78, "at most 3660d"),
         ("invite --for nobody", 78, "'nobody' is not a peer id"),
         ("remove nobody", 78, "'nobody' is not a peer id"),
