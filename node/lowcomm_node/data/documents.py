@@ -240,9 +240,11 @@ def _skip(file: BinaryIO, count: int) -> int:
 # Readers
 
 
-def read_text(files: Sequence[Path], reading: ReadProgress, start: int = 0) -> Iterator[Document]:
-    """The texts of files, long ones in parts, of which the last hundredth is held out; ``start``:
-    a place in the first file."""
+def read_text(
+    files: Sequence[Path], reading: ReadProgress, start: int = 0, has_tails: bool = True
+) -> Iterator[Document]:
+    """The texts of files, long ones in parts, of which the last hundredth is held out unless
+    ``has_tails`` is false; ``start``: a place in the first file."""
     for path in files:
         size, digest = 0, sha256()
         # Unpacked, its size is known only at its end; only all of it shows whether it is a copy.
@@ -259,7 +261,7 @@ def read_text(files: Sequence[Path], reading: ReadProgress, start: int = 0) -> I
                 place += len(part)
                 key = b"" if is_last and place == len(part) else digest.digest()
                 document = Document(part, None, is_last, path, place, key)
-                if size < LONG_BYTES:
+                if size < LONG_BYTES or not has_tails:
                     yield document
                 elif 0 < left <= len(part):
                     end = cut_before(part, left)

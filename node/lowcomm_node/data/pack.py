@@ -220,13 +220,17 @@ def seal(
     empty, or would be too large; DiskFull.
     """
     width = token_type(tokenizer.vocab, masked).itemsize
-    data, rest = (folder / split for split in _SPLITS)
+    data, rest, end_of_text = (folder / name for name in (*_SPLITS, "end"))
+    # Each file keeps whether it is empty, so that a later call decides alike.
+    if not data.stat().st_size:  # all documents are held out
+        data, rest = rest, end_of_text
+    elif not rest.stat().st_size:
+        rest = end_of_text
     sizes = folder / "sizes"  # of both splits, before they are padded
     if not sizes.exists():
-        count = data.stat().st_size - (
-            0 if rest.stat().st_size else _hold_out_end(data, rest, width)
-        )
-        write_atomic(sizes, json.dumps([count, rest.stat().st_size]).encode())
+        moved = _hold_out_end(data, rest, width) if rest == end_of_text else 0
+        split = [data.stat().st_size - moved, rest.stat().st_size]
+        write_atomic(sizes, json.dumps(split).encode())
     train_bytes, held_out_bytes = json.loads(sizes.read_bytes())
     if not (train_bytes and held_out_bytes):
         raise DataError(f"{path.name} would have too little text to hold any out: give it more.")

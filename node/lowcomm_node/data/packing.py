@@ -282,7 +282,7 @@ class Packer:
                 separator = options.separator.encode()
                 found = documents.read_separated(files, separator, reading, place)
             else:
-                found = documents.read_text(files, reading, place)
+                found = documents.read_text(files, reading, place, has_tails=False)
             for document in found:
                 self._read_bytes = before + reading.done
                 yield number, document
@@ -291,7 +291,7 @@ class Packer:
     def _encode(self, batch: _Batch) -> tuple[bytes, bytes]:
         """The tokens of a batch, of training and of held-out text."""
         tokenizer = self._options.tokenizer
-        if batch.kind == TOKENS:
+        if not batch.texts or batch.kind == TOKENS:
             tokens = [self._checked(document) for document in batch.texts]
         elif self._options.chat and isinstance(tokenizer, FileTokenizer):
             tokens = encode_chat(tokenizer, batch.texts, tokenizer.separator)
