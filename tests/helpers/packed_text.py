@@ -20,20 +20,31 @@ from lowcomm_protocol.spec.sections import PackedText
 
 PIECE, TRAINING = 16 * 1024, 19
 DATA = Random(4).randbytes((TRAINING + 1) * PIECE)
-DIGESTS = b"".join(sha256(DATA[at : at + PIECE]).digest() for at in range(0, len(DATA), PIECE))
-PART = PackedText(
-    name="text",
-    pieces=sha256(DIGESTS).hexdigest(),
-    tokens=TRAINING * PIECE // 2,
-    held_out_tokens=100,
-    piece_bytes=PIECE,
-)
+
+
+def part_of(data: bytes, piece_bytes: int) -> tuple[PackedText, bytes]:
+    """A text whose last piece is held out, and the list of its digests."""
+    pieces = [data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes)]
+    digests = b"".join(sha256(piece).digest() for piece in pieces)
+    part = PackedText(
+        name="text",
+        pieces=sha256(digests).hexdigest(),
+        tokens=(len(pieces) - 1) * piece_bytes // 2,
+        held_out_tokens=100,
+        piece_bytes=piece_bytes,
+    )
+    return part, digests
+
+
+PART, DIGESTS = part_of(DATA, PIECE)
 ALL = range(PART.piece_count)
 
 
-def opened(folder: Path, own: Path | None = None, digests: bytes = b"") -> PackFile:
+def opened(
+    folder: Path, own: Path | None = None, digests: bytes = b"", part: PackedText = PART
+) -> PackFile:
     """The pieces in a folder."""
-    file = PackFile(PART, folder, own)
+    file = PackFile(part, folder, own)
     file.open(digests)
     return file
 
@@ -45,6 +56,7 @@ def store_of(
     *,
     warnings: list[str] | None = None,
     room: DataRoom | None = None,
+    part: PackedText = PART,
 ) -> PackStore:
     """A store that asks these peers."""
 
@@ -53,7 +65,7 @@ def store_of(
         one = Fetch(channels, store.download, lambda: store.rank(peers), warn=warn, gives_up=False)
         await one.run(show)
 
-    return PackStore(opened(folder), fetch, room, Random(1))
+    return PackStore(opened(folder, part=part), fetch, room, Random(1))
 
 
 async def never(store: PackStore, show: Show) -> None:
@@ -78,7 +90,7 @@ async def givers(*stores: PackStore) -> AsyncIterator[list[Callee]]:
         for number, store in enumerate(stores, 1):
             callee = await stack.enter_async_context(listening(identity(number)))
             server = PieceServer(VerifiedFiles())
-            server.packs[bytes.fromhex(PART.pieces)] = store
+            server.packs[bytes.fromhex(store.part.pieces)] = store
             callee.fetching = server.serve
             callees.append(callee)
         yield callees

@@ -30,7 +30,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.sections import DIGEST_BYTES, PackedText
 
-KEEP_BYTES = 1024 * 1024
+KEEP_BYTES = 256 * 1024
 """Bytes of a piece that a crash may cost."""
 FLUSH_SECONDS = 1.0
 """Seconds of fetching after which a crash costs no hashing."""
