@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from helpers.donors import identity
-from helpers.wire import Callee, listening
+from helpers.wire import Callee, Handler, listening
 from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.files import VerifiedFiles
 from lowcomm_node.fetch.giving import PieceServer
@@ -57,6 +57,7 @@ def store_of(
     warnings: list[str] | None = None,
     room: DataRoom | None = None,
     part: PackedText = PART,
+    digests: bytes = b"",
 ) -> PackStore:
     """A store that asks these peers."""
 
@@ -65,7 +66,7 @@ def store_of(
         one = Fetch(channels, store.download, lambda: store.rank(peers), warn=warn, gives_up=False)
         await one.run(show)
 
-    return PackStore(opened(folder, part=part), fetch, room, Random(1))
+    return PackStore(opened(folder, None, digests, part), fetch, room, Random(1))
 
 
 async def never(store: PackStore, show: Show) -> None:
@@ -82,6 +83,13 @@ def holding(folder: Path, pieces: Sequence[int], data: bytes = DATA) -> PackStor
     return PackStore(file, never)
 
 
+def giving_of(store: PackStore) -> Handler:
+    """What gives a store's pieces to those that call."""
+    server = PieceServer(VerifiedFiles())
+    server.packs[bytes.fromhex(store.part.pieces)] = store
+    return server.serve
+
+
 @asynccontextmanager
 async def givers(*stores: PackStore) -> AsyncIterator[list[Callee]]:
     """Peers that give what is in these stores."""
@@ -89,9 +97,7 @@ async def givers(*stores: PackStore) -> AsyncIterator[list[Callee]]:
         callees = list[Callee]()
         for number, store in enumerate(stores, 1):
             callee = await stack.enter_async_context(listening(identity(number)))
-            server = PieceServer(VerifiedFiles())
-            server.packs[bytes.fromhex(store.part.pieces)] = store
-            callee.fetching = server.serve
+            callee.fetching = giving_of(store)
             callees.append(callee)
         yield callees
         for store in stores:

@@ -31,7 +31,7 @@ from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.sections import DIGEST_BYTES, PackedText
 
 KEEP_BYTES = 256 * 1024
-"""Bytes of a piece that a crash may cost."""
+"""Bytes of a piece that a crash may cost; whole blocks of a file system, which rounds holes up."""
 FLUSH_SECONDS = 1.0
 """Seconds of fetching after which a crash costs no hashing."""
 LOOK = 64
@@ -148,10 +148,10 @@ class PackDownload(Download[PackSource]):
         return bytearray(await asyncio.to_thread(self._file.read, index, begun))
 
     async def keep(self, index: int, data: bytearray) -> None:
-        kept = self._kept.get(index, len(data))
-        if len(data) - kept >= KEEP_BYTES and len(data) < self._file.part.piece_bytes:
-            self._kept[index] = len(data)
-            await asyncio.to_thread(self._file.write, index, bytes(data[kept:]), kept)
+        kept, end = self._kept.get(index, len(data)), len(data) // KEEP_BYTES * KEEP_BYTES
+        if kept < end < self._file.part.piece_bytes:
+            self._kept[index] = end
+            await asyncio.to_thread(self._file.write, index, bytes(data[kept:end]), kept)
 
     async def put(self, source: PackSource, index: int, data: bytearray) -> None:
         if not await asyncio.to_thread(self._file.is_piece, index, data):

@@ -1,6 +1,7 @@
 """Packed text comes piece by piece from whoever has it, and stays within its room."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -10,21 +11,25 @@ from helpers.packed_text import (
     ALL,
     DATA,
     DIGESTS,
+    PART,
     PIECE,
     TRAINING,
     givers,
+    giving_of,
     holding,
     never,
     opened,
     store_of,
 )
 from helpers.waiting import until_async
-from helpers.wire import calling, soon
-from lowcomm_node.errors import DataError, DiskFull
-from lowcomm_node.fetch import engine
+from helpers.wire import Handler, calling, listening, soon
+from lowcomm_node.errors import DataError, DiskFull, RetryLater
+from lowcomm_node.fetch import engine, packs
 from lowcomm_node.fetch.packs import DataRoom, PackStore
+from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.storage.files import GIB
 from lowcomm_node.storage.pack_file import has_bit
+from lowcomm_protocol.messages import exchange_pb2 as pb
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +151,66 @@ async def test_a_pack_of_the_owner_is_read_in_place_and_never_written(tmp_path: 
     own.chmod(0o600)
     own.write_bytes(DATA)
     assert not any(map(opened(tmp_path / "a", own, DIGESTS).has, ALL)), "somebody has written to it"
+
+
+def giving_some(piece: bytes, count: int, pause: float = 0.0) -> Handler:
+    """A handler that gives ``count`` bytes of any piece and then breaks off, or one byte after
+    every ``pause`` seconds."""
+
+    async def fetch(peer: str, stream: CalleeStream) -> None:
+        assert (await stream.receive()).enter.pack.hex() == PART.pieces
+        here = bytes([0xFF, 0xFF, 0xF0])
+        opened = pb.Opened(name=bytes.fromhex(PART.pieces), size=len(DATA), here=here)
+        await stream.send(pb.FetchReply(opened=opened))
+        if not (await stream.receive()).wanted.offset:
+            sizes = [1] * count if pause else [count]
+            for place, size in enumerate(sizes):
+                chunk = pb.Chunk(offset=place, data=piece[place : place + size])
+                await stream.send(pb.FetchReply(chunk=chunk))
+                await asyncio.sleep(pause)
+        raise RetryLater("breaks off")
+
+    return fetch
+
+
+async def test_a_sole_peer_that_drips_is_left_for_a_while_and_the_reason_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "GIVING_WAY", 0.2)
+    shown = list[str]()
+    async with listening(identity(1)) as callee, calling(identity(9)) as channels:
+        callee.fetching = giving_some(DATA, 10_000, 0.01)
+        store = store_of(tmp_path / "b", channels, [callee.info()], digests=DIGESTS)
+        work = asyncio.create_task(store.have([0], shown.append))
+        await until_async(
+            lambda: asyncio.sleep(0, any("next to nothing" in text for text in shown)), 30, "left"
+        )
+        assert "piece 0 of text: 1 peer has it" in shown[-1] and not work.done()
+        callee.fetching = giving_of(holding(tmp_path / "a", ALL))
+        await soon(work)
+        await store.close()
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+async def test_a_piece_that_was_begun_goes_on_elsewhere_unless_its_beginning_is_wrong(
+    is_right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packs, "KEEP_BYTES", 4096)
+    monkeypatch.setattr(engine, "ATTEMPTS", 1)
+    sent, warnings = 9000, list[str]()
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(listening(identity(n))) for n in (1, 2)]
+        channels = await stack.enter_async_context(calling(identity(9)))
+        first.fetching = giving_some(DATA if is_right else bytes(sent), sent)
+        peers = [first.info()]
+        store = store_of(tmp_path / "b", channels, peers, warnings=warnings, digests=DIGESTS)
+        work = asyncio.create_task(store.have([0]))
+        await until_async(lambda: asyncio.sleep(0, not first.ended.empty()), 30, "it broke off")
+        honest = holding(tmp_path / "a", ALL)
+        second.fetching = giving_of(honest)
+        peers[:] = [second.info()]
+        await soon(work)
+        assert store.file.read(0) == DATA[:PIECE] and not warnings, "the second is honest"
+        given = PIECE - 8192 if is_right else 2 * PIECE - 8192
+        assert honest.bytes_given == given
+        await store.close()
