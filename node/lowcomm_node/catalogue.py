@@ -38,6 +38,8 @@ syncing: It gets files, text and the state of the run, or waits for the run's fi
     Nothing, while the figures move; on a slow line raise `--max-down`.
 training: It trains, but alone, or without exchanges of its own; the sentence says why.
     Nothing, if it passes; else raise the limit that it names, or see `lowcomm-node peers`.
+serving: It gives the run's packed text to others, and does not train.
+    `lowcomm-node finish` ends it, if you need the machine.
 restarting: The trainer failed, and is started again.
     Nothing, if it happens once; the warning says what failed.
 paused: The owner, or a rule of the owner, holds it.
@@ -100,6 +102,8 @@ battery: The machine runs on its battery, and the owner does not want that.
     Plug it in, or allow it with `--on-battery`.
 trainer-failed: The trainer failed, and is started again after a while.
     Nothing, if it happens once; else do what the warning says.
+serving-text: The node gives the run's packed text to others, and does not train.
+    Nothing: it is as you wish; `lowcomm-node finish` ends it.
 run-over: The run is over; the node hands its state to others.
     `lowcomm-node finish` ends it, if you need the machine.
 

@@ -1,4 +1,4 @@
-"""``data``: pack text once for a run, check packs, and look into them."""
+"""``data``: pack text once for a run, check packs, look into them, give them away."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Here, app, command
+from lowcomm_node.cli.common import Here, app, command, read_settings, setting_options
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.system.command import unwinding_signals
 from lowcomm_node.system.units import read_size, write_size
@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from lowcomm_node.data.pack import Pack
     from lowcomm_node.data.tokenizer import Tokenizer
 
-data = typer.Typer(help="Packed text of a run: pack, verify, show.", no_args_is_help=True)
+data = typer.Typer(help="Packed text of a run: pack, verify, show, serve.", no_args_is_help=True)
 app.add_typer(data, name="data")
 SAMPLE_TOKENS = 80
+SERVING = (
+    *("home", "peers", "run", "invite", "name", "tokenizer", "max_up", "max_down", "max_peers"),
+    *("max_disk", "max_data", "mirror", "allow_mirrors", "host", "port", "dht_port", "announce"),
+    *("metrics", "control_port"),
+)
+"""Settings of a node that matters where it gives text away."""
 
 
 @command(of=data)
@@ -134,6 +140,26 @@ def show(
             f"{_in_words(each)}\n{text}" for each, text in zip(found, samples, strict=True)
         ),
     )
+
+
+@command(of=data, home=False, groups={"flags": setting_options(SERVING)})
+def serve(
+    here: Here,
+    flags: dict[str, Any],
+    packs: Annotated[Path | None, typer.Argument(metavar="[PACK]")] = None,
+) -> None:
+    """Give packed text to the peers of a run, without training: no GPU, no PyTorch.
+
+    Pieces that this machine lacks are fetched first. Ctrl-C ends it.
+
+    Example: lowcomm-node data serve wiki.pack --peers ADDRESS
+
+    Args:
+        packs: A pack, or a folder of packs; without: the text comes from peers.
+    """
+    from lowcomm_node.cli.join import live
+
+    live(here, read_settings(flags | {"data": packs and str(packs)}), trains=False)
 
 
 def pin_packs(paths: Sequence[Path], pinned: Mapping[str, Any] | None) -> tuple[Any, int]:

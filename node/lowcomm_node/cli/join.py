@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from time import localtime, monotonic, strftime, time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import psutil
 import typer
@@ -19,6 +19,7 @@ from lowcomm_node.cli.common import Here, command, read_settings, setting_option
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.owner.sources import LoadedSettings
 from lowcomm_node.status import words
 from lowcomm_node.status.events import Notice
 from lowcomm_node.system.app import run_async
@@ -49,10 +50,14 @@ def join(
     Args:
         web: Print a link to the node's page, which works once.
     """
+    live(here, read_settings(flags), web)
+
+
+def live(here: Here, loaded: LoadedSettings, web: bool = False, trains: bool = True) -> NoReturn:
+    """Be a node until it ends, and exit; ``trains``: else it gives packed text away."""
     from lowcomm_node.net.p2pd import find_p2pd
     from lowcomm_node.system.command import check_system, raise_descriptors
 
-    loaded = read_settings(flags)
     settings = loaded.settings
     here.log()
     check_system(find_p2pd)
@@ -63,7 +68,7 @@ def join(
     manager = ServiceManager.of()
     availability = Availability(settings)
     trainer = Trainer(settings.nice)
-    if availability.hold is None:
+    if trains and availability.hold is None:
         trainer.launch()  # it imports torch while the daemon imports its own
     with importing():
         from lowcomm_node.node.node import Node
@@ -74,7 +79,7 @@ def join(
         with suppress(NodeError):  # a file that is read-only is its owner's choice
             settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
             keep_settings(settings.paths.config, {"name": settings.name})
-    daemon = Node(settings, trainer, availability)
+    daemon = Node(settings, trainer, availability, trains)
     for warning in loaded.warnings:
         daemon.board.warn("settings", warning)
     if web:

@@ -317,6 +317,16 @@ class Provider:
             self._looking = start(self._look(weights))
         return tokenizer, (), packs
 
+    async def open_text(self) -> None:
+        """Open packed text and tokenizer, as far as they are here, to give them to others. Raises
+        ConfigError, DataError, DiskFull."""
+        if self._text is not None:
+            await self._text.open()
+        if file := tokenizer_of(self._run.spec):
+            named = self._settings.tokenizer
+            kept = self._settings.paths.tokenizer(self._run.fingerprint)
+            await self._files.verify(file, kept if named is None else absolute(named))
+
     async def close(self) -> None:
         """Look for nothing more."""
         if self._looking is not None:

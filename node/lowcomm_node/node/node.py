@@ -5,6 +5,7 @@ joining     enter the DHT, find the run, check its signature, and whether it tak
 loading     start the trainer: data, model, newest checkpoint
 syncing     copy the state of a peer that is ahead; wait for the peers that the run begins with
 training    until the run is over or the owner says finish
+serving     give packed text to others instead of training
 paused      its owner wants it so: saved, the trainer ended; then loading again
 restarting  the trainer failed: loading again after a while
 finishing   end exchanges, save, evaluate
@@ -42,12 +43,15 @@ class Node:
         settings: NodeSettings,
         trainer: Trainer | None = None,
         availability: Availability | None = None,
+        trains: bool = True,
     ) -> None:
-        """``trainer``: the first one, perhaps launched already.
+        """``trainer``: the first one, perhaps launched already; ``trains``: else it gives packed
+        text away.
 
         Raises ConfigError if the file of a pause is damaged.
         """
         self.settings = settings
+        self._trains = trains
         self.board = Board()
         warn = self.board.warning("defect")
         self.state = NodeState(
@@ -112,7 +116,7 @@ class Node:
                 admission = await departure.unless_wanted(entry.be_admitted(run))
                 if admission is not None:
                     state.admission = admission
-                    self.part = Run(state, entry, run, admission)
+                    self.part = Run(state, entry, run, admission, self._trains)
                     await self.part.take_part()
         finally:
             await state.supervisor.stop()

@@ -34,7 +34,7 @@ from lowcomm_node.sync.history import History
 from lowcomm_node.system.release import release
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.exchange.events import Outcome
-from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.peers.records import PeerInfo, Phase
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
 
@@ -268,8 +268,9 @@ def _why_alone(state: NodeState) -> Waiting | None:
         return None
     if state.run.spec.sync.group == 1:
         return None
-    if state.membership is not None and state.membership.count() == 0:
-        return _why_nobody(state.membership, state.rejoin)
+    members = state.membership
+    if members is not None and members.count() == members.count(Phase.SERVING):
+        return _why_nobody(members, state.rejoin)
     return why_no_exchange(exchanger)
 
 
@@ -303,5 +304,6 @@ def _why_nobody(membership: Membership, rejoin: Rejoin | None) -> Waiting:
         return Waiting(outside.code, f"training alone: {outside.text}")
     count = membership.count_silent()
     silent = f": {count} have a record and do not answer" if count else ""
-    text = f"training alone: no other peer is alive{silent}"
+    which = "trains" if membership.count() else "is alive"
+    text = f"training alone: no other peer {which}{silent}"
     return Waiting("nobody-alive", text)

@@ -5,8 +5,9 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic, time
 
+from lowcomm_node.catalogue import Waiting
 from lowcomm_node.dht.keys import peers_key
-from lowcomm_node.errors import NotAdmitted, RetryLater, TrainerError
+from lowcomm_node.errors import ConfigError, NotAdmitted, RetryLater, TrainerError
 from lowcomm_node.fetch.catch_up import state_form
 from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.files import FileDownload, Provider, VerifiedFiles
@@ -52,9 +53,16 @@ class Run:
     """One node in one run that has admitted it. Answers calls of peers (net.service.Handlers)."""
 
     def __init__(
-        self, state: NodeState, entry: Entry, signed: SignedRun, admission: RunAdmission
+        self,
+        state: NodeState,
+        entry: Entry,
+        signed: SignedRun,
+        admission: RunAdmission,
+        trains: bool = True,
     ) -> None:
+        """``trains``: else it gives packed text away."""
         self._signed = signed
+        self._trains = trains
         self._state = state
         self._entry = entry
         self._settings = settings = entry.settings
@@ -134,7 +142,9 @@ class Run:
             addresses = await in_numbers(self._settings.announce)
             addresses = addresses or tuple(f"{address}:{port}" for address in announce)
             membership = self._join(addresses)
-            if not await departure.unless_wanted(self._ended_before(membership)):
+            if not self._trains:
+                await departure.unless_wanted(self._serve_text(membership))
+            elif not await departure.unless_wanted(self._ended_before(membership)):
                 await departure.unless_wanted(self.training.run(membership, self._provider))
         finally:
             try:
@@ -262,7 +272,27 @@ class Run:
         self._board.enter("finished", None)
         return True
 
-    # files and state for others
+    # text, files and state for others
+
+    async def _serve_text(self, membership: Membership) -> None:
+        """Give the run's packed text and its tokenizer to others, until we shall leave; what is
+        missing is fetched. Raises ConfigError, DataError, DiskFull."""
+        if not self._signed.spec.data.parts:
+            name = name_of(self._signed)
+            raise ConfigError(
+                f"{name} has no packed text to give away: name another run with --run."
+            )
+        await self._provider.open_text()
+        serving = Waiting("serving-text", "giving text to others; this node does not train")
+        self._board.enter("serving", serving)
+        await membership.announce(Phase.SERVING)
+        for store in self.text.stores:
+            if not store.file.is_own:  # pieces of those are checked when a peer asks
+                pieces = range(store.part.piece_count)
+                await store.have(pieces, self._board.showing("serving-text"))
+        self._board.show(serving)
+        await membership.announce(Phase.SERVING)  # now it gives all
+        await asyncio.Event().wait()
 
     def _serve_state(self, ready: Ready) -> None:
         """Serve our state to joiners from now on, whenever the trainer runs."""

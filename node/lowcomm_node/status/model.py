@@ -224,8 +224,8 @@ class Status:
     pid: int
     run: RunStatus | None
     phase: str
-    """`starting`, `joining`, `syncing`, `training`, `paused`, `restarting`, `finishing`, `finished`
-    or `left`."""
+    """`starting`, `joining`, `syncing`, `training`, `serving`, `paused`, `restarting`, `finishing`,
+    `finished` or `left`."""
     joined: bool = False
     """Whether it takes part in the run."""
     waiting: str | None

@@ -33,6 +33,7 @@ EXCHANGES = 4
 """Rows kept for the last exchanges."""
 PHASE_STYLES = {
     "training": "green",
+    "serving": "green",
     "paused": "blue",
     "finished": "cyan",
     "finishing": "cyan",

@@ -194,7 +194,8 @@ class Membership:
     def finished(self, is_over: Callable[[int], bool]) -> list[PeerInfo] | None:
         """The alive peers that have trained the run to its end; None while another still trains.
         ``is_over``: whether the run ends at a swarm step, or has ended before."""
-        alive = [info for info in self.roster.alive(time()) if info.phase is not Phase.JOINING]
+        beside = (Phase.JOINING, Phase.SERVING)
+        alive = [info for info in self.roster.alive(time()) if info.phase not in beside]
         ended = [info for info in alive if is_over(info.swarm_step)]
         return ended if len(ended) == len(alive) else None
 

@@ -140,6 +140,8 @@ class Phase(StrEnum):
     JOINING = "joining"
     SYNCING = "syncing"
     TRAINING = "training"
+    SERVING = "serving"
+    """Gives packed text, and never trains."""
     PAUSED = "paused"
     FINISHED = "finished"
     LEFT = "left"

@@ -12,6 +12,7 @@ export function signOf(now) {
     return ["paused", until ? `Paused until ${clock(until)}` : "Paused"];
   }
   if (now.phase === "training") return ["training", "Training"];
+  if (now.phase === "serving") return ["training", "Serving text"];
   if (BUSY.includes(now.phase)) return ["waiting", "Waiting"];
   const words = { finishing: "Finishing", finished: "Finished", left: "Stopped" };
   return ["finished", words[now.phase] ?? clean(now.phase)];
