@@ -12,7 +12,13 @@ import torch
 from machines import drive
 from target import Made, cut, fit, join, target
 
-from lowcomm_node.errors import CheckpointError, ConfigError
+from lowcomm_node.data.pack import (
+    PackDescription,
+    PackTokenizer,
+    read_description,
+    write_description,
+)
+from lowcomm_node.errors import CheckpointError, ConfigError, DataError
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings, load_settings
 from lowcomm_node.status.events import Board
@@ -24,7 +30,9 @@ from lowcomm_node.system.units import read_rate, read_size, write_rate, write_si
 from lowcomm_node.web import server
 from lowcomm_node.web.api import QUERIES
 from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.spec.sections import PackedText
 from lowcomm_protocol.state import StateForm, read_manifest, read_piece, write_manifest
 
 TENSORS = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4), "b.c": torch.ones(2)}
@@ -62,6 +70,27 @@ def snapshot_manifest() -> Made:
     good.swarm_step, good.moments, good.versions[0] = 1001, 1 << 30, 1 << 60
     far = write_manifest(good)
     return run, [whole, whole[:-7], far, whole + whole]
+
+
+@target
+def pack_description() -> Made:
+    """What lies beside a pack: it is believed as a whole, or refused."""
+    text = PackedText(
+        name="a", pieces="ab" * 32, tokens=9000, held_out_tokens=40, piece_bytes=1 << 14
+    )
+    described = PackDescription(text=text, tokenizer=PackTokenizer(end_token=0), words="ö")
+    whole = write_description(described, Identity(bytes(32)))
+
+    def run(data: bytes) -> None:
+        try:
+            found, maker = read_description(data)
+        except DataError as error:
+            assert len(str(error)) < 2000
+            return
+        assert read_description(write_description(found, Identity(bytes(32))))[0] == found
+        assert maker and found.text.piece_count >= 2
+
+    return run, [whole, whole[:-9], whole.replace(b"9000", b"-1"), whole.replace(b"local", b"x")]
 
 
 @target

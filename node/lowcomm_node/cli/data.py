@@ -210,7 +210,9 @@ def _tokenizer_of(name: str, chat: bool) -> "tuple[Tokenizer, ChatTemplate | Non
 
     tokenizer = open_tokenizer(name)
     if not isinstance(tokenizer, FileTokenizer):
-        return tokenizer, None  # the packer refuses conversations
+        if chat:
+            raise ConfigError("--chat needs a tokenizer.json: name one with --tokenizer.")
+        return tokenizer, None
     read = conventions_of(Path(tokenizer.file).parent, tokenizer, tokenizer.vocab)
     tokenizer = FileTokenizer(Path(tokenizer.file), read.begin_tokens, read.end_token)
     if not chat:

@@ -63,7 +63,8 @@ class PackingOptions:
     separator: str = ""
     """Text between the documents of a text file; empty: a file is a document."""
     chat: ChatTemplate | None = None
-    """Reads the column as conversations, of which answers alone are learned."""
+    """Reads the column as conversations, of which answers alone are learned; needs a file's
+    tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,6 @@ class Packer:
         if path.exists():
             raise ConfigError(f"{path} exists: name another file, or remove it.")
         tokenizer = options.tokenizer
-        if options.chat and not isinstance(tokenizer, FileTokenizer):
-            raise ConfigError("Conversations need a tokenizer.json: name one with --tokenizer.")
         self.folder = path.with_name(f"{path.name}.packing")
         self._sources, self._path, self._options = sources, path, options
         self._type = token_type(tokenizer.vocab, masked=options.chat is not None)

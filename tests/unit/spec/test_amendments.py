@@ -72,6 +72,42 @@ def test_settings_hold_from_their_swarm_step_on_and_the_rest_stays():
     assert course.at(200).sync == RUN.spec.sync and course.at(200).model == RUN.spec.model
 
 
+PACKED = """[run]
+name = "a"
+[data]
+source = "packed"
+""" + "".join(
+    f'[[data.parts]]\nname = "{name}"\npieces = "{digit * 64}"\ntokens = 900_000\n'
+    f"held_out_tokens = 9\nshare = {share}\n"
+    for name, digit, share in (("web", "a", 1.0), ("books", "b", 0.0))
+)
+
+
+def test_shares_of_packed_text_change_and_nothing_else_of_it() -> None:
+    run = sign_run(parse_toml(PACKED), CREATOR)
+    chain = write_amendment(CREATOR, run, Chain(), 50, {"data.shares": [0.25, 0.75]})
+    timeline = SpecTimeline(run.spec, read_chain(chain.data, run.creator))
+    assert [part.share for part in timeline.at(49).data.parts] == [1.0, 0.0]
+    changed = timeline.at(50)
+    assert [part.share for part in changed.data.parts] == [0.25, 0.75]
+    same = [part.model_copy(update={"share": 1.0}) for part in changed.data.parts]
+    assert same == [part.model_copy(update={"share": 1.0}) for part in run.spec.data.parts]
+    assert str(chain.links[0]) == "amendment 1: data.shares = [0.25, 0.75] from swarm step 50"
+    for shares in ([1.0], [0.0, 0.0], [2.0, 0.0], [True, "a"], 0.5, [0.1, float("nan")], []):
+        with pytest.raises((SpecError, ValueError)):
+            write_amendment(CREATOR, run, chain, 60, {"data.shares": shares})
+    with pytest.raises(SpecError, match="the run's 0 packed texts"):
+        write_amendment(CREATOR, RUN, Chain(), 5, {"data.shares": []})
+    with pytest.raises(SpecError, match=r"data.parts can't be changed"):
+        write_amendment(CREATOR, run, chain, 60, {"data.parts": []})
+
+
+def test_a_context_longer_than_a_piece_is_refused() -> None:
+    small = PACKED.replace("share = 1.0", "share = 1.0\npiece_bytes = 16_384")
+    with pytest.raises(SpecError, match=r"model.context = 8193 .* 8,192 tokens in a piece of web"):
+        parse_toml(small + "[model]\ncontext = 8193\n")
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(300, 500)), max_size=6), st.integers(0, 600)
 )
