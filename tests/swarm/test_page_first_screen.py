@@ -33,6 +33,11 @@ TRAINER: dict[str, Any] = {
     "loss": 2.6123, "val_loss_first": 9.4213, "val_loss_last": 2.7012, "learning_rate": 2.8e-3,
     "remaining": 1105.0, "computing": 900.0, "waited": {"capture": 3.0, "merge": 1.2, "save": 9.0},
 }  # fmt: skip
+TEXT: dict[str, Any] = {
+    "name": "wiki", "share": 1.0, "tokens": 3_000_000, "pieces": 300, "epoch": 1,
+    "pieces_read": 150, "own_pieces": 30, "held": 40, "bytes_fetched": 640_000,
+    "waiting": "waits for <b>piece 7</b>",
+}  # fmt: skip
 
 
 def training(**more: Any) -> Status:
@@ -41,6 +46,7 @@ def training(**more: Any) -> Status:
         "run": RUN, "trainer": TRAINER, "exchanges": counts, "peers": 2, "uptime": 2106.0,
         "bytes_sent": 48_200_000, "bytes_received": 51_000_000, "dht_peers": 4,
         "claims": {"val_loss": 2.7123, "told_by": 2},
+        "text": [TEXT],
         "limits": {"max_up": 2.5e6, "up": 190_000.0, "down": 205_000.0, "max_peers": 64},
     }  # fmt: skip
     return make_status(**told | more)
@@ -152,6 +158,10 @@ def test_the_first_screen_says_in_a_word_how_the_node_is(
             picture(visit, state)
         if state == "training":
             assert visit.text("#left") == "18 min left"
+            assert visit.text("#read") == "1.50 epochs read by all"
+            visit.unfold()
+            told = visit.text("#parts")
+            assert "50.0 %" in told and "10.0 %" in told and TEXT["waiting"] in told
             assert visit.text("#gave") == "33 min, 47.8 MB sent"
         if state == "waiting":
             assert "the text: 29.0 %" in visit.text("#checklist .doing")

@@ -256,6 +256,14 @@ class PackStore:
         """Whether a piece is here and verified."""
         return self.file.has(piece)
 
+    def count_held(self) -> int:
+        """The number of pieces that may be given."""
+        return int.from_bytes(self.here()).bit_count()
+
+    def count_coming(self) -> int:
+        """The number of pieces that are being fetched."""
+        return len(self._coming)
+
     def here(self) -> bytes:
         """Bitmap of the pieces that may be given, the first in the highest bit."""
         if not self.file.is_own:

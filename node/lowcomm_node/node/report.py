@@ -2,12 +2,15 @@
 
 import os
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic, time
+from typing import Any
 
 from lowcomm_node.catalogue import Waiting
 from lowcomm_node.dht.hivemind import Discovery
+from lowcomm_node.fetch.text import RunText
 from lowcomm_node.net.channels import Endpoint
 from lowcomm_node.node.entry import Departure
 from lowcomm_node.node.messages import Ready
@@ -24,6 +27,7 @@ from lowcomm_node.status.model import (
     PeerStatus,
     RunStatus,
     Status,
+    TextStatus,
     TrainerStatus,
 )
 from lowcomm_node.swarm.admission import RunAdmission
@@ -69,6 +73,10 @@ class NodeState:
     discovery: Discovery | None = None
     """While it is in the DHT."""
     endpoint: Endpoint | None = None
+    text: RunText | None = None
+    """Packed text of the run."""
+    reading: Callable[[int], Mapping[str, Any]] = lambda part: {}
+    """Fields of `TextStatus` on the reading of a part: epoch, pieces_read, own_pieces, waiting."""
 
     @property
     def course(self) -> SpecTimeline | None:
@@ -104,6 +112,7 @@ def report(state: NodeState) -> Status:
         trainer=_trainer(state),
         exchanges_running=running,
         exchanges=_count(history),
+        text=_text(state),
         interval=exchanger.interval if exchanger else None,
         bytes_sent=history.bytes_sent + sum(one.bytes_sent for one in running),
         bytes_received=history.bytes_received + sum(one.bytes_received for one in running),
@@ -240,6 +249,28 @@ def _remaining(state: NodeState) -> float | None:
     spec = _settings_now(state, state.run)
     steps = max(0, spec.run.steps - now.swarm_step)
     return steps * spec.tokens_per_step / now.tokens_per_second
+
+
+def _text(state: NodeState) -> tuple[TextStatus, ...]:
+    """The parts of the run's packed text, once they are open."""
+    if state.run is None or state.text is None:
+        return ()
+    parts = _settings_now(state, state.run).data.parts
+    shares = sum(part.share for part in parts) or 1.0
+    return tuple(
+        TextStatus(
+            name=part.name,
+            share=part.share / shares,
+            tokens=part.tokens,
+            pieces=part.training_pieces,
+            held=store.count_held(),
+            missing=store.count_coming(),
+            bytes_fetched=store.bytes_fetched,
+            bytes_given=store.bytes_given,
+            **state.reading(number),
+        )
+        for number, (part, store) in enumerate(zip(parts, state.text.stores, strict=False))
+    )
 
 
 def _count(history: History) -> ExchangeCounts:

@@ -83,7 +83,7 @@ class Run:
             files, bandwidth.up, lambda peer: not admission.admission.barred(peer, time())
         )
         """Gives files of the run, and our state once there is one, to others."""
-        self.text = RunText(
+        self.text = state.text = RunText(
             settings,
             signed.spec.data,
             self._fetch_text,

@@ -4,13 +4,13 @@ Names follow Prometheus: base units, ``_total`` for what only grows. Labels have
 and no fragment is a label. An unknown figure is None, and has no sample.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lowcomm_node.catalogue import CATALOGUE
-from lowcomm_node.status.model import Status
+from lowcomm_node.status.model import Status, TextStatus
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -45,6 +45,7 @@ def figures(status: Status) -> Iterator[Figure]:
     yield Figure("lowcomm_warnings", "Warnings that hold.", len(status.warnings))
     yield from _of_training(status)
     yield from _of_exchanges(status)
+    yield from _of_text(status.text)
     peers = {"alive": status.peers, "silent": status.silent_peers}
     yield Figure("lowcomm_peers", "Other peers of the run.", peers, "state")
     yield Figure("lowcomm_dht_peers", "Peers of the DHT that are known.", status.dht_peers)
@@ -105,6 +106,26 @@ def _of_exchanges(status: Status) -> Iterator[Figure]:
     yield Figure("lowcomm_exchange_age_seconds", "Since one was applied.", count.since_applied)
     text = "Spread of contributions in the block of 256 values where it is largest."
     yield Figure(WORST_BLOCK, text, count.worst_block)
+
+
+def _of_text(parts: Sequence[TextStatus]) -> Iterator[Figure]:
+    if not parts:
+        return
+    tokens = sum(part.tokens for part in parts)
+    epochs = {
+        "all": sum(part.tokens * (part.epoch + part.pieces_read / part.pieces) for part in parts),
+        "own": sum(part.tokens * part.own_pieces / part.pieces for part in parts),
+    }
+    epochs = {reader: count / tokens for reader, count in epochs.items()}
+    text = "Epochs of packed text read by all peers, and what this node read of the current one."
+    yield Figure("lowcomm_text_epochs", text, epochs, "reader")
+    fetched, given = (
+        sum(getattr(part, name) for part in parts) for name in ("bytes_fetched", "bytes_given")
+    )
+    text, label = "Of packed text, from and to peers and mirrors.", "direction"
+    yield Figure("lowcomm_text_bytes_total", text, {"fetched": fetched, "given": given}, label)
+    missing = sum(part.missing for part in parts)
+    yield Figure("lowcomm_text_missing_pieces", "Pieces that are being fetched.", missing)
 
 
 # --- For Prometheus -------------------------------------------------------------------------------
@@ -173,6 +194,10 @@ class Sample:
     learning_rate: float | None = _column("lowcomm_learning_rate")
     claimed_loss: float | None = _column(CLAIMED_LOSS)
     worst_block: float | None = _column(WORST_BLOCK)
+    text_epochs: float | None = _column("lowcomm_text_epochs/all")
+    text_own: float | None = _column("lowcomm_text_epochs/own")
+    text_fetched: int | None = _column("lowcomm_text_bytes_total/fetched")
+    text_given: int | None = _column("lowcomm_text_bytes_total/given")
     release: str | None = None
     releases: str | None = None
     """Releases that other peers claim, with their numbers, such as `0.2.0 (3), 0.1.0 (1)`."""

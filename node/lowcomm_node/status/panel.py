@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.status.model import Status, SwarmStatus
-from lowcomm_node.status.words import swarm_in_words
+from lowcomm_node.status.words import swarm_in_words, text_in_words
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.units import (
     MISSING,
@@ -61,6 +61,7 @@ def node_panel(status: Status, exchanges: Sequence[ExchangeEnded] = ()) -> Rende
         ("exchange", _exchange(status)),
         ("", _counts(status)),
         ("peers", _peers(status)),
+        *(("text", Text(f"{clean(part.name)}: {text_in_words(part)}")) for part in status.text),
         *(("swarm", _warning(trouble)) for trouble in _troubles(status.swarm)),
     ]
     if status.phase in ("finished", "left") and status.checkpoint:

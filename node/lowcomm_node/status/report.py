@@ -224,12 +224,16 @@ def _lead(stories: Sequence[RunStory]) -> str:
     if held_out := [story.held_out for story in stories if story.held_out]:
         first, last = (mean(one[place][1] for one in held_out) for place in (0, -1))
         text += f" The held-out loss went from {loss(first, 2)} to {loss(last, 2)} nats a token."
-    sent, reduced = (sum(each(story) for story in stories) for each in (_sent, _all_reduced))
+    sent = sum(_grown(story, "bytes_sent") for story in stories)
+    reduced = sum(map(_all_reduced, stories))
     tokens = sum(story.samples[-1].tokens or 0 for story in stories if story.samples)
     text += f" They gave {quantity(tokens)} tokens and sent {size(sent)}"
     if sent and reduced:
         text += f": {reduced / sent:.0f} times less traffic than all-reduce at every step"
         text += f" ({size(reduced)})"
+    if epochs := max(one.text_epochs or 0.0 for one in samples):
+        fetched = sum(_grown(story, "text_fetched") for story in stories)
+        text += f". All peers read {epochs:.2f} epochs of the text; {size(fetched)} came from peers"
     return f"{text}."
 
 
@@ -263,9 +267,9 @@ def _node(story: RunStory) -> Iterator[str]:
     yield _table("Warnings, the newest last", "when|what", story.warnings)
 
 
-def _sent(story: RunStory) -> float:
+def _grown(story: RunStory, column: str) -> float:
     """Growth over all samples of a count that begins at 0 with each start of the node."""
-    counts = [one.bytes_sent for one in story.samples]
+    counts = [getattr(one, column) or 0 for one in story.samples]
     return sum(now - before if now >= before else now for before, now in pairwise(counts))
 
 

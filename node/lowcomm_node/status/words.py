@@ -9,7 +9,7 @@ from typing import Any
 from lowcomm_node.node.messages import Evaluated, MicroBatch, Tokenizing
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.events import Contributed, details
-from lowcomm_node.status.model import Status
+from lowcomm_node.status.model import Status, TextStatus
 from lowcomm_node.system.command import program
 from lowcomm_node.system.logs import Event
 from lowcomm_node.system.systemd import Condition
@@ -153,6 +153,19 @@ def tokenizing_in_words(now: Tokenizing) -> str:
         f"tokenizing the text: {share}, {size(now.done)} of {size(now.total)}, "
         f"{size(now.rate)}/s{left}"
     )
+
+
+def text_in_words(part: TextStatus) -> str:
+    """How far a part of packed text is read, and what of it was sent."""
+    parts = [
+        f"epoch {part.epoch + 1}, {part.pieces_read / part.pieces:.0%} read by all",
+        f"{part.own_pieces / part.pieces:.0%} by this node",
+        *((f"{size(part.bytes_fetched)} fetched",) if part.bytes_fetched else ()),
+        *((f"{size(part.bytes_given)} given",) if part.bytes_given else ()),
+        *((f"{part.missing} pieces on their way",) if part.missing else ()),
+        *((part.waiting,) if part.waiting else ()),
+    ]
+    return clean(", ".join(parts))
 
 
 SWARM_PATIENCE = 300.0

@@ -87,6 +87,14 @@ export function countsOf(counts) {
     .join(", ");
 }
 
+// How far all peers have read the text, over all its parts.
+export function readOf(parts) {
+  const tokens = parts.reduce((sum, part) => sum + part.tokens, 0);
+  const read = (part) => part.tokens * (part.epoch + part.pieces_read / part.pieces);
+  const epochs = parts.reduce((sum, part) => sum + read(part), 0) / tokens;
+  return tokens ? `${epochs.toFixed(2)} epochs read by all` : "";
+}
+
 export function deviceOf(trainer) {
   const kind = trainer.device === null ? "" : clean(trainer.device).split(":")[0].toUpperCase();
   const size = trainer.parameters === null ? "" : `${quantity(trainer.parameters)} parameters`;

@@ -14,6 +14,7 @@ import {
   learnedOf,
   leftOf,
   metOf,
+  readOf,
   reasonOf,
   showChecklist,
   signOf,
@@ -25,6 +26,7 @@ import {
   showPeers,
   showRemedy,
   showShares,
+  showText,
   showWarnings,
 } from "./tables.js";
 import { drawTimeline } from "./timeline.js";
@@ -123,6 +125,9 @@ function show(now) {
   showSaved(now);
   showRunning(now.exchanges_running);
   showShares($("shares"), now.trainer);
+  $("texts").hidden = now.text.length === 0;
+  text($("read"), readOf(now.text));
+  showText($("parts"), now.text);
   const remedies = now.warning_codes.map((code) => catalogue.warnings?.[code]?.remedy);
   showWarnings($("warnings-box"), $("warnings"), now.warnings, remedies);
   showLimits(now.limits);

@@ -1,7 +1,18 @@
 // Rows of the page's tables. All text enters as text, never as markup.
 
 import { nameOf } from "./around.js";
-import { FORMATS, MISSING, clean, count, seconds, shortPeer, size, small } from "./formatting.js";
+import {
+  FORMATS,
+  MISSING,
+  clean,
+  count,
+  quantity,
+  seconds,
+  share,
+  shortPeer,
+  size,
+  small,
+} from "./formatting.js";
 
 function text(element, content) {
   if (element.textContent !== content) element.textContent = content;
@@ -88,6 +99,26 @@ export function showPeers(box, peers, exchanges, codes) {
     return why ? [line, note(clean(why), 15, codes?.[peer.last_code]?.remedy)] : [line];
   });
   box.replaceChildren(...(lines.length ? lines : [note("no other peer is alive", 15)]));
+}
+
+// How far each part of the run's packed text is read.
+export function showText(box, parts) {
+  const lines = parts.flatMap((part) => {
+    const line = row([
+      clean(part.name),
+      share(part.share),
+      quantity(part.tokens),
+      count(part.epoch + 1),
+      share(part.pieces_read / part.pieces),
+      share(part.own_pieces / part.pieces),
+      count(part.held),
+      count(part.missing),
+      size(part.bytes_fetched),
+      size(part.bytes_given),
+    ]);
+    return part.waiting ? [line, note(clean(part.waiting), 10)] : [line];
+  });
+  box.replaceChildren(...lines);
 }
 
 function reasons(one) {

@@ -1,0 +1,48 @@
+"""What must hold for packed text in ``status``, metrics and report: numbers mean what they say."""
+
+import pytest
+from rich.console import Console
+
+from helpers.statuses import make_status
+from lowcomm_node.status.figures import figures, sample
+from lowcomm_node.status.model import TextStatus
+from lowcomm_node.status.panel import node_panel
+from lowcomm_node.status.words import text_in_words
+
+WIKI = {
+    "name": "wiki", "share": 0.75, "tokens": 3_000_000, "pieces": 300, "epoch": 1,
+    "pieces_read": 150, "own_pieces": 30, "held": 40, "missing": 2,
+    "bytes_fetched": 640_000, "bytes_given": 160_000,
+}  # fmt: skip
+CODE = {"name": "code", "share": 0.25, "tokens": 1_000_000, "pieces": 100, "pieces_read": 10}
+NOBODY = "waits for piece 7, which nobody gives"
+
+
+def test_epochs_of_several_texts_weigh_them_by_their_tokens() -> None:
+    told = {one.name: one.value for one in figures(make_status(text=[WIKI, CODE]))}
+    assert told["lowcomm_text_epochs"] == pytest.approx({"all": (4.5 + 0.1) / 4, "own": 0.3 / 4})
+    assert told["lowcomm_text_bytes_total"] == {"fetched": 640_000, "given": 160_000}
+    assert told["lowcomm_text_missing_pieces"] == 2
+    row = sample(1.0, make_status(text=[WIKI, CODE]))
+    assert (row.text_epochs, row.text_fetched) == (pytest.approx(1.15), 640_000)
+
+
+def test_a_run_without_packed_text_has_no_figures_of_it() -> None:
+    assert not [one for one in figures(make_status()) if "text" in one.name]
+    assert sample(1.0, make_status()).text_epochs is None
+
+
+def test_people_read_how_far_a_text_is_and_why_training_waits_for_it() -> None:
+    words = text_in_words(TextStatus(**WIKI))  # type: ignore[arg-type]
+    assert words.startswith("epoch 2, 50% read by all, 10% by this node, 640 kB fetched")
+    assert words.endswith("2 pieces on their way")
+    console = Console(width=200, record=True)
+    console.print(node_panel(make_status(text=[WIKI | {"waiting": NOBODY}, CODE])))
+    shown = console.export_text()
+    assert f"2 pieces on their way, {NOBODY}" in shown and "code: epoch 1, 10% read" in shown
+
+
+def test_words_of_a_creator_move_no_cursor() -> None:
+    console = Console(width=200, record=True)
+    console.print(node_panel(make_status(text=[WIKI | {"name": "a\x1b[2Jb"}])))
+    assert "a [2Jb: epoch 2" in console.export_text()
