@@ -1,6 +1,7 @@
 """Files and requests: what a donor hands over, what the home keeps, what the loopback API is asked,
 what owners write."""
 
+import asyncio
 import json
 import tempfile
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from google.protobuf.message import DecodeError
 from machines import drive
 from target import Made, cut, fit, join, target
 
+from helpers.packed_text import ALL, DATA, DIGESTS, PART, PIECE
+from helpers.packed_text import opened as opened_pack
 from lowcomm_node.data.pack import (
     PackDescription,
     PackTokenizer,
@@ -19,12 +23,14 @@ from lowcomm_node.data.pack import (
     write_description,
 )
 from lowcomm_node.errors import CheckpointError, ConfigError, DataError
+from lowcomm_node.fetch.packs import PackDownload
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings, load_settings
 from lowcomm_node.status.events import Board
 from lowcomm_node.storage.checkpoint import MANIFEST, write_checkpoint
 from lowcomm_node.storage.checkpoint import read_manifest as read_checkpoint
 from lowcomm_node.storage.files import _seal
+from lowcomm_node.storage.pack_file import PackFile
 from lowcomm_node.swarm import remembered_peers as known
 from lowcomm_node.system.units import read_rate, read_size, write_rate, write_size
 from lowcomm_node.web import server
@@ -114,6 +120,62 @@ def piece() -> Made:
         b"\xff" + numbers[:40],
         b"\0" + b"\xff" * 64,
     ]
+
+
+@target
+def pack_offer() -> Made:
+    """A peer's bitmap and list of a packed text: pieces of ours and of theirs, or a refusal."""
+    home, peer = folder(), SimpleNamespace(peer_id="peer")
+    name, spare = bytes.fromhex(PART.pieces), -PART.piece_count % 8
+    loop = asyncio.new_event_loop()
+
+    async def nobody(index: int) -> None: ...
+
+    def run(data: bytes) -> None:
+        offered, listing = (*cut(data), b"", b"")[:2]
+        try:
+            opened = pb.Opened.FromString(offered)
+        except DecodeError:
+            return
+        file = PackFile(PART, home)
+        download = PackDownload(file, nobody)
+        download.want(ALL, 1)
+        try:
+            size = download.listing_bytes(opened, download.enter)
+            assert size == len(DIGESTS)
+            source = loop.run_until_complete(download.open(peer, opened, fit(listing, size)))
+        except ProtocolViolation as error:
+            assert len(str(error)) < 2000 and not file.digests
+            return
+        assert file.digests == DIGESTS
+        taken = list(iter(lambda: download.take(source), None))
+        assert set(taken) <= set(ALL) and len(set(taken)) == len(taken)
+        bits = int.from_bytes(opened.here) >> spare
+        assert bits.bit_count() == len(taken)
+
+    good = pb.Opened(name=name, size=PART.size, here=b"\xa5\x5a\xf0")
+    long = pb.Opened(name=name, size=1 << 62, here=b"\xff" * 300)
+    offers = [good, long, pb.Opened(name=b"x" * 32), pb.Opened(name=name, size=PART.size)]
+    return run, [join(offer.SerializeToString(), DIGESTS) for offer in offers]
+
+
+@target
+def verified_pieces() -> Made:
+    """What the home says of the pieces that are here: only what is sealed for this very file."""
+    home = folder()
+    file = opened_pack(home, digests=DIGESTS)
+    file.write(3, DATA[3 * PIECE : 4 * PIECE])
+    file.close()
+    here = home / "here"
+
+    def run(data: bytes) -> None:
+        here.write_bytes(data)
+        again = opened_pack(home)
+        assert [piece for piece in ALL if again.has(piece)] in ([], [3])
+        again.close()
+
+    sealed = here.read_bytes()
+    return run, [sealed, sealed[:-1] + b"\xff", sealed[32:], bytes(35), b""]
 
 
 @target
