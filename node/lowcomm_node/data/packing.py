@@ -16,6 +16,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +30,7 @@ from lowcomm_node.data.chat import ChatTemplate, encode_chat
 from lowcomm_node.data.documents import ARROW, JSONL, PARQUET, TEXT, TOKENS, Document, ReadProgress
 from lowcomm_node.data.pack import Pack, PackTokenizer, Show, seal, token_type
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, check_of
-from lowcomm_node.errors import ConfigError, DataError
+from lowcomm_node.errors import ConfigError, DataError, DiskFull
 from lowcomm_node.storage.files import disk_full_error, folder_lock
 from lowcomm_protocol.identity import Identity
 
@@ -41,7 +42,13 @@ IN_HAND = 3
 SMALLEST_SHARE, LARGEST_SHARE, HELD_OUT_BYTES = 1 / 1000, 1 / 20, 8 << 20
 """Share of the documents that is held out: as many as make these bytes, within these bounds."""
 _HELD_OUT_FILE = re.compile(r"(^|[^a-z])(test|val|valid|validation)([^a-z]|$)")
-_CACHE_KIB = 64 << 10
+_TABLES = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = FULL;
+PRAGMA cache_size = -65536;
+CREATE TABLE IF NOT EXISTS seen (key INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, content TEXT);
+"""
 
 
 @dataclass(frozen=True)
@@ -324,15 +331,12 @@ class _Journal:
     """How far packing is, and which documents it has seen."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
-        """Raises ConfigError if it is of other sources or options."""
+        """Raises ConfigError if it is of other sources or options, or damaged."""
         self._database = sqlite3.connect(path)
-        execute = self._database.execute
-        execute("PRAGMA journal_mode = WAL")
-        execute("PRAGMA synchronous = FULL")
-        execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        execute("CREATE TABLE IF NOT EXISTS seen (key INTEGER PRIMARY KEY)")
-        execute("CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, content TEXT)")
-        row = execute("SELECT content FROM state").fetchone()
+        self._path = path
+        with self._explained():
+            self._database.executescript(_TABLES)
+            row = self._database.execute("SELECT content FROM state").fetchone()
         content: dict[str, Any] = json.loads(row[0]) if row else {"fingerprint": fingerprint}
         if content.pop("fingerprint") != fingerprint:
             self._database.close()
@@ -352,19 +356,34 @@ class _Journal:
 
     def knows(self, key: int) -> bool:
         """Whether a document of this key was packed."""
-        found = self._database.execute("SELECT 1 FROM seen WHERE key = ?", (_signed(key),))
-        return found.fetchone() is not None
+        with self._explained():
+            found = self._database.execute("SELECT 1 FROM seen WHERE key = ?", (_signed(key),))
+            return found.fetchone() is not None
 
     def save(self, state: PackingState, keys: Sequence[int], is_whole: bool) -> None:
         """Note how far packing is, and the keys of documents packed since."""
         content = {**asdict(state), "fingerprint": self._fingerprint, "whole": is_whole}
-        with self._database:
+        with self._explained(), self._database:
             self._database.executemany(
                 "INSERT OR IGNORE INTO seen VALUES (?)", ((_signed(key),) for key in keys)
             )
             self._database.execute(
                 "INSERT OR REPLACE INTO state VALUES (0, ?)", (json.dumps(content),)
             )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise DiskFull(
+                f"{self._path} can't be written ({error}): free some space there, and go on by the "
+                "same command."
+            ) from None
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(
+                f"{self._path} is damaged ({error}): remove its folder to begin again."
+            ) from None
 
 
 def _signed(key: int) -> int:
