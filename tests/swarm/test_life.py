@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
 def check_json(node: Node) -> None:
-    """What a node answers and prints has the very keys that docs/json.md describes."""
+    """What a node answers and prints has the very keys that docs/page.md describes."""
     for query in (api.STATUS, api.PEERS, api.EXCHANGES):
         # The journal is written a moment after an exchange is counted.
         told = until(

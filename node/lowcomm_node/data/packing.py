@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, content TEXT);
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file to pack."""
 
     kind: str
@@ -104,10 +104,10 @@ class _Batch:
     size: int = 0
 
 
-def find_sources(names: Sequence[str]) -> list[Source]:
+def find_sources(names: Sequence[str]) -> list[SourceFile]:
     """The files of the owner's sources, those of an evaluation split first, so that what they hold
     is left out of the others. Raises ConfigError."""
-    sources: list[Source] = []
+    sources: list[SourceFile] = []
     for name in names:
         wanted, path = documents.kind_and_path(name)
         files: Sequence[Path] = documents.find_files(path)
@@ -121,7 +121,7 @@ def find_sources(names: Sequence[str]) -> list[Source]:
         for file in files:
             inside = file.relative_to(root).as_posix() if root.is_dir() else file.name
             split = kind != TEXT and _HELD_OUT_FILE.search(inside.lower()) is not None
-            sources.append(Source(kind, file, split))
+            sources.append(SourceFile(kind, file, split))
     return sorted(sources, key=lambda source: not source.held_out)
 
 
@@ -129,7 +129,7 @@ class Packer:
     """Packs sources into one file. ``pack`` may be called again, by another process, after a
     crash."""
 
-    def __init__(self, sources: Sequence[Source], path: Path, options: PackingOptions) -> None:
+    def __init__(self, sources: Sequence[SourceFile], path: Path, options: PackingOptions) -> None:
         """Raises ConfigError."""
         if path.exists():
             raise ConfigError(f"{path} exists: name another file, or remove it.")
