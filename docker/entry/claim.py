@@ -97,8 +97,8 @@ def _holder(slot: Path) -> str:
 
 
 def main() -> None:
-    """``claim.py lowcomm-node COMMAND...``: only ``join`` needs a home."""
-    if sys.argv[2:3] == ["join"]:
+    """``claim.py lowcomm-node COMMAND...``: ``join`` and ``data serve`` need a home."""
+    if sys.argv[2:3] == ["join"] or sys.argv[2:4] == ["data", "serve"]:
         try:
             prepare()
         except OSError as error:

@@ -56,7 +56,7 @@ def texts(tmp_path: Path) -> Path:
 def test_every_line_of_the_page_does_what_it_says(cli: Cli, texts: Path) -> None:
     printed: dict[str, str] = {}
     for line in lines("data.md", end=""):
-        if line.split()[1] not in ONLINE:
+        if line.split()[1] not in ONLINE and "data serve" not in line:
             code, printed[line], err = cli(line)
             assert code == 0, f"{line}: {err}"
     shown = next(out for line, out in printed.items() if " show " in line)
