@@ -15,7 +15,7 @@ from shaping import Link
 
 from helpers.packed_text import part_of
 
-pytestmark = [pytest.mark.net, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.net, pytest.mark.soak, pytest.mark.timeout(300)]
 
 LINE = Link(rate=20e6, delay=0.0125)
 COUNT = 8
@@ -71,13 +71,6 @@ def test_exchanges_keep_their_time_beside_a_text(direction: str, lab: Lab, tmp_p
     taker.ask(fetch=[giver.record])
     beside = ada.ask(exchange=bob.record, count=COUNT)
     fetched = taker.ask(count="fetched")
-    print(
-        direction,
-        "alone",
-        [round(x, 2) for x in alone],
-        "beside",
-        [round(x, 2) for x in beside],
-        fetched,
-    )
+    print(f"{direction}: {median(beside) / median(alone):.3f} times as long, {fetched:,} bytes")
     assert fetched > 4 * PIECE, "text moves between exchanges"
-    assert median(beside) < 1.25 * median(alone)
+    assert median(beside) < 1.2 * median(alone)

@@ -36,6 +36,7 @@ MOST_SESSIONS = 3  # peers that serve us, or have us in their queue
 CHUNK_BYTES = 256 * 1024
 AHEAD_BYTES = 1024 * 1024
 """Bytes of pieces that a peer is asked for in advance, so that the link does not idle."""
+AHEAD_SECONDS = 0.1  # of the recent rate, in place of these bytes where a content gives way
 MAX_REQUESTS = 64  # requests of one peer that may wait at a giver
 SILENCE = 30.0  # seconds for a peer to send something, once it is our turn
 QUEUE_DEADLINE = 3600.0  # seconds in a queue that does not move
@@ -295,6 +296,9 @@ class PeerSession:
         # all of a small content.
         down, slice_bytes = self._fetch.down, self._download.SLICE_BYTES
         ahead = min(AHEAD_BYTES, self._download.total // 16) if down.rate is None else 0
+        if slice_bytes:  # what is under way holds up an exchange that begins
+            each = self._fetch.rate / max(1, self._fetch.serving)
+            ahead = min(ahead, max(slice_bytes, int(AHEAD_SECONDS * each)))
         while not (coming := sum(one.end - len(one.data) for one in self._asked)) or (
             coming < ahead and len(self._asked) < MAX_REQUESTS // 2
         ):

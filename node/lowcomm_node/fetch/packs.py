@@ -52,7 +52,7 @@ class PackSource(Source):
 class PackDownload(Download[PackSource]):
     """Pieces of one text on their way."""
 
-    SLICE_BYTES = 256 * 1024
+    SLICE_BYTES = 128 * 1024
 
     def __init__(self, file: PackFile, came: Callable[[int], Awaitable[None]]) -> None:
         """``came`` gets each piece that is here."""

@@ -150,8 +150,9 @@ LEAST_WINDOW, MOST_WINDOW = 16 * 1024, 1024 * 1024
 WINDOW_SECONDS = 1 / 16
 """A window holds about this many seconds of traffic. Together with the message being read, that
 covers a round trip of the same length."""
-QUIET = 1.0
-"""Seconds without bytes of an exchange after which text goes on."""
+QUIET, TRICKLE = 0.5, 2.0
+"""Seconds without bytes of an exchange after which text goes on; and in which one small piece of it
+passes meanwhile, so that nobody takes its sender for dead."""
 USE_SECONDS = 5.0
 """Rates shown to the owner are averages over this many seconds."""
 _BIN = 0.25
@@ -223,9 +224,10 @@ class BandwidthLimit:
         self._exchanged = self._clock()
 
     async def give_way(self) -> None:
-        """Wait for an exchange that uses the link, at most `QUIET` seconds: a small piece may pass
-        then, so that nobody takes its sender for dead."""
-        await asyncio.sleep(max(0.0, self._exchanged + QUIET - self._clock()))
+        """Wait until no exchange uses the link, at most `TRICKLE` seconds."""
+        end = self._clock() + TRICKLE
+        while self.is_busy and (now := self._clock()) < end:  # noqa: ASYNC110
+            await asyncio.sleep(min(self._exchanged + QUIET, end) - now)
 
     def allow(self, rate: float | None) -> None:
         """Set another rate. Callers that wait now go on at once; later ones are bound by it."""

@@ -124,6 +124,8 @@ class Link:
         # what we tell may be due while our contribution is still on its way.
         self._writing = asyncio.Lock()
         self._given_up = asyncio.Event()
+        for limit in (self._bandwidth.up, self._bandwidth.down):
+            limit.exchanged()  # text leaves the line while contents are coded
         self._turns = self._bandwidth.turns if self.IN_TURN else Turns()
         self._incoming: Incoming | None = None
         self._arrival: Arrival | None = None
