@@ -42,6 +42,10 @@ from lowcomm_protocol.spec.sections import MAX_PACK_PIECES, MAX_PARTS, PackedTex
 MAX_STATEMENT_BYTES = 28 * 1024
 """Bytes of a signed statement. One of 200,000 pieces always fits."""
 MAX_EPOCH = 1 << 24
+MIXED_BYTES, MOST_MIXED = 32 * 1024 * 1024, 12
+"""Bytes of the pieces that a peer reads at once, and their number, at most."""
+MIXED_SHARE = 64
+"""Of so many pieces a peer reads one at once: when it leaves, others read all of it again."""
 MAX_MET, MAX_STATEMENTS = 8192, 1024
 """Peers that are remembered as met, and those of which we keep a statement on one epoch."""
 MOST_WAYS = 2
@@ -177,6 +181,13 @@ def count_windows(text: PackedText, piece: int, context: int) -> int:
     """Windows of a piece of training text. What is left at its end is not read."""
     tokens = min(text.piece_tokens, text.tokens - piece * text.piece_tokens)
     return max(0, tokens) // context
+
+
+def count_mixed(text: PackedText, parts: int) -> int:
+    """Pieces of a part that a peer reads at once, where a run has so many parts: it claims them,
+    and the next one."""
+    most = MOST_MIXED, MIXED_BYTES // text.piece_bytes, text.training_pieces // MIXED_SHARE
+    return max(1, min(max(2, min(most)), MAX_CLAIMS // parts - 1))
 
 
 def count_readable(text: PackedText, context: int) -> int:

@@ -1,5 +1,9 @@
 """Packed text as a trainer reads it: verified pieces in a queue, each of their windows once.
 
+Neighbours in a text are alike, and a model that reads only one piece for a while forgets the others
+(docs/methods.md). So windows come from several pieces at once, more of the older ones: pieces end
+one after the other.
+
 The n-th window of a piece has the tokens ``[n * context, (n + 1) * context)``. What follows the
 last token of a piece is in another one, so its target is IGNORED, as are those of masked tokens.
 """
@@ -8,7 +12,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,7 @@ from lowcomm_node.data.pack import MASKED
 from lowcomm_node.data.shards import Split
 from lowcomm_node.data.stream import IGNORED, TrainStream
 from lowcomm_node.errors import DataError
-from lowcomm_protocol.reading import TextPiece
+from lowcomm_protocol.reading import TextPiece, count_mixed
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.sections import PackedText
 
@@ -131,8 +135,10 @@ class PackedStream:
         self._seed = seed
         self._shares = shares
         self._queues = [deque[TextPiece]() for _ in self._parts]
-        self._drawn = [0 for _ in self._parts]
-        """Windows drawn of the first piece of each queue."""
+        self._mixed = [count_mixed(part.text, len(self._parts)) for part in self._parts]
+        """Pieces at the head of each queue that windows are drawn from."""
+        self._drawn: dict[TextPiece, int] = {}
+        """Windows drawn of each piece that was begun."""
         self._credits = [0.0 for _ in self._parts]
         """Windows that each part is owed."""
         self._here = set[TextPiece]()
@@ -154,9 +160,11 @@ class PackedStream:
             before = list(queue)[: queue.index(piece)] if piece in queue else list(queue)
             for one in before:
                 if one not in self._here:
-                    if one == queue[0]:
-                        self._drawn[piece.part] = 0
+                    self._drawn.pop(one, None)
                     queue.remove(one)
+            if not self._count(piece):
+                self._ended.append((piece, 0))
+                continue
             if piece not in queue:
                 queue.append(piece)
             self._here.add(piece)
@@ -186,8 +194,9 @@ class PackedStream:
         """The state for ``restore``; plain JSON."""
         return {
             "batches": self.batches,
-            "pieces": [[one.part, one.epoch, one.piece] for one in self.pieces],
-            "drawn": list(self._drawn),
+            "pieces": [
+                [one.part, one.epoch, one.piece, self._drawn.get(one, 0)] for one in self.pieces
+            ],
             "credits": list(self._credits),
         }
 
@@ -195,12 +204,14 @@ class PackedStream:
         """Continue from ``state``."""
         self._here.clear()
         self._open.clear()
+        self._drawn.clear()
         for queue in self._queues:
             queue.clear()
         self.batches = int(state["batches"])
-        for piece in (TextPiece(*one) for one in state["pieces"]):
+        for *place, drawn in state["pieces"]:
+            piece = TextPiece(*place)
             self._queues[piece.part].append(piece)
-        self._drawn = [int(drawn) for drawn in state["drawn"]]
+            self._drawn[piece] = int(drawn)
         self._credits = [float(owed) for owed in state["credits"]]
 
     def _allotted(self) -> tuple[list[int], list[float]]:
@@ -220,11 +231,14 @@ class PackedStream:
         return counts, [windows - count for windows, count in zip(owed, counts, strict=True)]
 
     def _has(self, part: int, count: int) -> bool:
-        count += self._drawn[part] if count else 0
-        for piece in self._queues[part]:
+        queue = self._queues[part]
+        # Without one of them a resumed stream would draw other windows than it has drawn before.
+        if count and not self._here.issuperset(islice(queue, self._mixed[part])):
+            return False
+        for piece in queue:
             if count <= 0 or piece not in self._here:
                 break
-            count -= self._count(piece)
+            count -= self._count(piece) - self._drawn.get(piece, 0)
         return count <= 0
 
     def _count(self, piece: TextPiece) -> int:
@@ -233,22 +247,25 @@ class PackedStream:
         return tokens // self._context
 
     def _draw(self, part: int, count: int) -> list[Batch]:
-        drawn: list[Batch] = []
-        while count:
-            piece, start = self._queues[part][0], self._drawn[part]
-            tokens, order = self._opened(piece)
-            numbers = order[start : start + count]
-            if len(numbers):
-                drawn.append(self._parts[part].windows(tokens, numbers, self._context))
-            count -= len(numbers)
-            self._drawn[part] += len(numbers)
-            if self._drawn[part] == len(order):
-                self._queues[part].popleft()
-                self._drawn[part] = 0
-                self._here.discard(piece)
-                del self._open[piece]
+        queue, numbers = self._queues[part], dict[TextPiece, list[np.int64]]()
+        drawing = _generator(f"mixing:{self._seed}:{part}:{self.batches}")
+        for place in drawing.random((count, 2)).min(1) if count else ():
+            mixed = [one for one in islice(queue, self._mixed[part]) if one in self._here]
+            piece = mixed[int(place * len(mixed))]
+            order, drawn = self._opened(piece)[1], self._drawn.get(piece, 0)
+            numbers.setdefault(piece, []).append(order[drawn])
+            self._drawn[piece] = drawn + 1
+            if drawn + 1 == len(order):
+                queue.remove(piece)
                 self._ended.append((piece, len(order)))
-        return drawn
+        batches = [
+            self._parts[part].windows(self._opened(piece)[0], np.array(of_piece), self._context)
+            for piece, of_piece in numbers.items()
+        ]
+        for piece in [one for one in numbers if one not in queue]:
+            del self._open[piece], self._drawn[piece]
+            self._here.discard(piece)
+        return batches
 
     def _opened(self, piece: TextPiece) -> tuple[NDArray[Any], NDArray[np.int64]]:
         if piece not in self._open:
@@ -272,5 +289,8 @@ def stream_of(
 
 
 def _permutation(name: str, count: int) -> NDArray[np.int64]:
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest())
-    return np.random.default_rng(seed).permutation(count)
+    return _generator(name).permutation(count)
+
+
+def _generator(name: str) -> np.random.Generator:
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()))
