@@ -308,11 +308,28 @@ class SharedReading:
             del said[stranger]
         said[peer] = _Said(statement.issued_ms, statement.data, bits, bits.bit_count())
 
+    def resume(self, place: Place) -> None:
+        """Go on in an epoch that we had read in before."""
+        part, epoch = place
+        if part < len(self.epochs) and epoch > self.epochs[part]:
+            self._go_to(part, epoch)
+            self._is_new[part] = False
+
+    def readers(self, part: int, piece: int) -> set[str]:
+        """The living peers that are said to have a piece."""
+        epochs = (ours := self.epochs[part], ours - 1, ours + 1)
+        claims = (self._claims.get((part, epoch), {}).get(piece, ()) for epoch in epochs)
+        return {peer for claimed in claims for peer, is_kept in claimed if is_kept}
+
     def forget(self, peer_id: str) -> None:
         """Believe a peer no longer that was removed from the run."""
         self._met.pop(peer_id, None)
         for said in self._said.values():
             said.pop(peer_id, None)
+
+    def peers(self) -> set[str]:
+        """The other peers whose statements we keep."""
+        return {peer for said in self._said.values() for peer in said}
 
     def places(self) -> list[Place]:
         """Parts and epochs whose statements matter: our epoch, the one before it, and the next."""

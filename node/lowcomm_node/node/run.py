@@ -20,6 +20,7 @@ from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.net.unsent import keep_little_unsent
 from lowcomm_node.node.entry import GOODBYE_DEADLINE, Entry
 from lowcomm_node.node.messages import Generate, Ready, WriteSnapshot
+from lowcomm_node.node.reading import TextReader
 from lowcomm_node.node.report import NodeState
 from lowcomm_node.node.training import Training
 from lowcomm_node.storage.snapshots import Snapshots
@@ -125,6 +126,11 @@ class Run:
         self.training.on_removals = self._drop_removed
         # Calls of peers: exchanges, and pieces of files and of our state.
         self.swap, self.fetch = self.exchanger.serve, self._pieces.serve
+        self._reader: TextReader | None = None
+        if signed.spec.data.parts and trains:
+            reader = self._reader = TextReader(state, signed, entry.identity, self.text)
+            self.training.on_state, self.training.on_text = reader.take_over, reader.hear
+            state.reading = reader.describe
         self._snapshots: Snapshots | None = None
         self._sample, self._sample_step, self._sample_pause = "", 0, POLL_TRAINING
         self._tasks = Tasks()
@@ -176,6 +182,7 @@ class Run:
                 addresses=addresses,
                 progress=board.position,
                 report=self._describe_ourselves,
+                reading=self._reader.claims if self._reader else bytes,
                 gives_text=self.text.is_whole,
             ),
             signed=self._signed,
@@ -200,6 +207,8 @@ class Run:
         self._admission.on_news = self._hear_amendments
         warn = board.warning("defect")
         self._tasks.start(membership.run())
+        if self._reader is not None:
+            self._tasks.start(self._reader.run(membership))
         self._tasks.start(self._state.availability.run(warn))
         self._tasks.start(endure("the kernel may hold much unsent", keep_little_unsent, warn))
         if self._settings.show_sample:

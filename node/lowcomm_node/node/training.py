@@ -28,9 +28,11 @@ from lowcomm_node.node.messages import (
     Held,
     InnerStepTaken,
     NotSaved,
+    PieceRead,
     Ready,
     Save,
     Saved,
+    TextAwaited,
     Tokenizing,
     TrainerSettings,
 )
@@ -82,6 +84,10 @@ class Training:
         """Gets each state that a new trainer has built."""
         self.on_removals: Callable[[], None] = lambda: None
         """Called once removals that were announced for a swarm step hold."""
+        self.on_state: Callable[[Ready], None] = lambda ready: None
+        """Gets each state that a trainer has built, resumed or adopted."""
+        self.on_text: Callable[[PieceRead | TextAwaited], None] = lambda event: None
+        """Gets the trainer's news on packed text."""
         self._state = state
         self._signed = signed
         self._admission = admission
@@ -119,6 +125,9 @@ class Training:
                 if self._admission.reach(event.swarm_step):
                     # The next look at the swarm sees whether we may stay ourselves.
                     self.on_removals()
+                return
+            case PieceRead() | TextAwaited():
+                self.on_text(event)
                 return
             case Evaluating():
                 if board.waiting in (None, EVALUATING) or board.phase in ("syncing", "finishing"):
@@ -278,6 +287,7 @@ class Training:
         """Go on with the state that the trainer has built, resumed or adopted."""
         self._state.ready = ready
         self._exchanger.take_over(ready, self._supervisor.trainer)
+        self.on_state(ready)
         self._board.advance(steps=ready.steps, swarm_step=ready.swarm_step, tokens=ready.tokens)
 
     async def _wait_for_start(self, membership: Membership) -> None:

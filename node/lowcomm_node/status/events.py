@@ -56,6 +56,15 @@ class SavingAgain(Event, name="saving-again"):
     """Checkpoints can be saved again."""
 
 
+class PieceSkipped(Event, name="piece-skipped"):
+    """Nobody gave a piece of packed text, so this node reads others."""
+
+    text: str
+    """Name of the part."""
+    epoch: int
+    piece: int
+
+
 class Contributed(Event, name="contributed"):
     """The last event of a node: what it has given to the run, and where its model lies."""
 
@@ -92,7 +101,7 @@ KINDS: tuple[type[Event], ...] = (
     watchdog.EntryPointAnswers, watchdog.EntryPointSilent, watchdog.AddressesChanged,
     StateAdopted, InnerStepTaken, messages.Skipped, messages.MicroBatch,
     Evaluated, Saved, messages.NotSaved, SavingAgain, messages.TrainerFailed, ExchangeEnded,
-    RunAmended, LimitsChanged, Paused, Resumed, messages.Finished, Contributed,
+    RunAmended, PieceSkipped, LimitsChanged, Paused, Resumed, messages.Finished, Contributed,
 )  # fmt: skip
 EVENTS = {name: kind for kind in KINDS for name in kind.names()}
 

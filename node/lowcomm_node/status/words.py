@@ -26,6 +26,7 @@ _LINES: Mapping[str, str] = {
     "saving-again": "checkpoints can be saved again",
     "exchange.failed": "exchange of fragment {fragment} with {partners} failed: {reason}",
     "state.adopted": "copied the state of {donors}, {bytes}",
+    "piece-skipped": "piece {piece} of {text} is skipped in epoch {epoch}",
     "amended": "the run's creator has changed it: {text}",
     "paused": "paused: {reason}",
     "resumed": "resumed",

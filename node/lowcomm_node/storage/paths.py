@@ -76,6 +76,7 @@ class Paths:
     uses = _OfRun("uses")  # claims of other peers on invites of a run, so that a use stays used
     removals = _OfRun("removals")  # the newest list of peers that the creator of a run has removed
     amendments = _OfRun("amendments")  # the creator's amendments of a run
+    read = _OfRun("read")  # statements of peers on the pieces of packed text that they have read
     tokenizer = _OfRun("tokenizer.json")  # the tokenizer of one run, beside its checkpoints
     start = _OfRun("start")  # weights to begin with: files from peers, and links to the owner's
     incoming = _OfRun("incoming")  # state of one run that is being copied from others

@@ -209,7 +209,7 @@ class Membership:
     async def announce(self, phase: Phase) -> None:
         """Announce our new phase to the DHT, and directly to known peers."""
         self.own.phase = phase
-        await asyncio.gather(self._publish(), self.greet_all())
+        await asyncio.gather(self.publish(), self.greet_all())
 
     def meet(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Answer a peer's introduction."""
@@ -232,7 +232,7 @@ class Membership:
 
         await asyncio.gather(
             # A record gets three chances in its life.
-            repeated("our record is not published", self._publish, lambda: life / 3),
+            repeated("our record is not published", self.publish, lambda: life / 3),
             repeated("no look for other peers", self.look, until_look),
             repeated("no probe of other peers", self._probe, lambda: PROBE_EVERY),
             repeated(
@@ -264,7 +264,7 @@ class Membership:
 
     async def republish(self) -> None:
         """Publish all records of ours at once: others have lost them, or were away."""
-        await asyncio.gather(self._publish(), self._publish_run())
+        await asyncio.gather(self.publish(), self._publish_run())
 
     async def _publish_run(self) -> None:
         # Every peer publishes the run, so that it outlives its bootstrap server.
@@ -394,7 +394,8 @@ class Membership:
             self._changed.set()
         return info
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
+        """Publish our record."""
         key, life = peers_key(self.signed.run_id), self.settings.record_life
         try:
             await self.discovery.publish(key, self.roster.own_peer_id, self._record(), life)

@@ -1,0 +1,436 @@
+"""Which pieces of packed text this node reads, from the choice to the trainer.
+
+choose ──► claim, in our record ──► have it fetched ──► hand it to the trainer ──► read, stated
+                                          │
+                                          └── nobody gives it for ten minutes: skipped
+
+``SharedReading`` has the rules. A part has one piece that is read, one that the trainer has beside
+it, and one more that is claimed and fetched; more where a batch takes several pieces.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from time import monotonic, time
+from typing import Any
+
+import numpy as np
+
+from lowcomm_node.catalogue import Waiting
+from lowcomm_node.dht.keys import MAX_LIFE, read_key
+from lowcomm_node.errors import TrainerError
+from lowcomm_node.fetch.packs import PackStore
+from lowcomm_node.fetch.text import RunText
+from lowcomm_node.node.messages import AddText, PieceRead, Ready, TextAwaited
+from lowcomm_node.node.report import NodeState
+from lowcomm_node.status.events import PieceSkipped
+from lowcomm_node.storage.files import read_small, write_atomic
+from lowcomm_node.swarm.membership import Membership
+from lowcomm_node.system.tasks import Tasks, endure, repeat
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.reading import (
+    MAX_STATEMENT_BYTES,
+    PieceClaim,
+    Place,
+    SharedReading,
+    TextPiece,
+    count_windows,
+    read_claims,
+    read_statement,
+    supported_step,
+    write_claims,
+    write_statement,
+)
+from lowcomm_protocol.spec.run import SignedRun
+
+UNGIVEN, LONGEST = 600.0, 3600.0
+"""Seconds after which a piece is skipped that nobody gives, or that still is not here."""
+RETRY = 10.0
+"""Seconds after which a piece is tried again that our own disk has no room for."""
+PATIENCE = 15.0
+"""Seconds that training waits before it reads again what is here."""
+SETTLE = 2.0
+"""Looks at the DHT after which others should know of a claim."""
+LOOKS, LONGEST_LOOK, PEERS_A_SECOND = 5.0, 120.0, 8
+"""Between two looks at statements: that many looks for records, the longest pause in seconds, and
+how many peers make it a second longer."""
+MOST_RESTORED = 8
+"""Statements of peers that have gone which we store again in one look."""
+MAX_KEPT_BYTES = 16 * 1024**2
+"""Of statements in the home."""
+
+
+@dataclass(eq=False)
+class _Held:
+    """A piece that we claim."""
+
+    piece: TextPiece
+    is_resumed: bool = False
+    """Whether the trainer's queue had it when it started."""
+    is_here: bool = False
+    is_kept: bool = False
+    """Whether the trainer has it."""
+    claimed: float = field(default_factory=monotonic)
+    given: float = field(default_factory=monotonic)
+    """When it was last on its way."""
+    why: str = ""
+    """What it waits for."""
+    fetching: asyncio.Task[None] | None = None
+
+
+class TextReader:
+    """Chooses pieces, has them fetched, and hands them to the trainer of one run."""
+
+    def __init__(self, state: NodeState, run: SignedRun, identity: Identity, text: RunText) -> None:
+        self._state = state
+        self._run = run
+        self._identity = identity
+        self._text = text
+        self._board = state.board
+        self._shared = SharedReading(run.spec, run.run_id, identity.peer_id)
+        self._held: dict[TextPiece, _Held] = {}
+        self._ended: dict[TextPiece, float | None] = {}
+        """Pieces that we have read, until others know of it, and when that was stated."""
+        self._skipped: set[TextPiece] = set()
+        self._issued_ms: dict[Place, int] = {}
+        self._changed_places: set[Place] = set()
+        """Where we have read since our last statement."""
+        self._changed = asyncio.Event()
+        self._built = asyncio.Event()  # set once there is a trainer, and the stores are open
+        self._is_known = False
+        self._waits_since: float | None = None
+        """Since when training has waited for text."""
+        self._missing: str = ""
+        """Warning that text is read again, while it holds."""
+        self._published: bytes | None = None
+        self._publish_due = 0.0
+        self._tasks = Tasks()
+        self._file = state.settings.paths.read(run.fingerprint)
+        self._kept = b""
+
+    # what others ask
+
+    def claims(self) -> bytes:
+        """Field ``reading`` of our record."""
+        if self._board.phase in ("finished", "left"):
+            return b""
+        held = sorted(self._held.values(), key=lambda one: not one.is_kept)
+        ended = [PieceClaim(piece, True) for piece in reversed(self._ended)]
+        return write_claims([*(PieceClaim(one.piece, one.is_kept) for one in held), *ended])
+
+    def describe(self, part: int) -> Mapping[str, Any]:
+        """Fields of `TextStatus` on the reading of a part."""
+        epoch = self._shared.epochs[part]
+        own = self._shared.own((part, epoch))
+        return {
+            "epoch": epoch,
+            "pieces_read": int(self._shared.pieces_read((part, epoch)).sum()),
+            "own_pieces": 0 if own is None else int(own.sum()),
+            "waiting": self._why(part) if self._waits_since is not None else "",
+        }
+
+    def hear(self, event: PieceRead | TextAwaited) -> None:
+        """Take in news of the trainer."""
+        if isinstance(event, TextAwaited):
+            self._waits_since = monotonic() if event.waits else None
+        else:
+            piece = TextPiece(event.part, event.epoch, event.piece)
+            self._held.pop(piece, None)
+            self._ended[piece] = None
+            self._shared.read(piece)
+            self._changed_places.add((piece.part, piece.epoch))
+        self._changed.set()
+
+    def take_over(self, ready: Ready) -> None:
+        """Go on with the queue of a trainer that has started, or has taken over a state."""
+        before, self._waits_since = self._held, None
+        for one in before.values():
+            one.is_kept = one.is_resumed = False
+        self._held = {}
+        for piece in ready.text:
+            self._held[piece] = before.pop(piece, None) or _Held(piece)
+            self._held[piece].is_resumed = True
+        self._held |= before
+        for one in self._held.values():
+            self._begin(one)
+        self._built.set()
+        self._changed.set()
+
+    # work
+
+    async def run(self, membership: Membership) -> None:
+        """Read until cancelled."""
+        warn = self._board.warning("defect")
+        await self._built.wait()
+        for part, store in enumerate(self._text.stores):
+            store.assigned = partial(self._assigned, part)
+            store.readers = partial(self._shared.readers, part)
+        await asyncio.to_thread(self._load)
+        poll, record_life = self._state.settings.poll, self._state.settings.record_life
+        reading = partial(repeat, partial(self._read, membership), lambda: 0.0)
+        stating = partial(
+            repeat,
+            partial(self._state_and_look, membership),
+            lambda: (
+                min(LONGEST_LOOK, record_life, LOOKS * poll)
+                + min(LONGEST_LOOK, membership.count() / PEERS_A_SECOND)
+            ),
+        )
+        try:
+            await asyncio.gather(
+                endure("no text is read", reading, warn),
+                endure("nobody learns what is read here", stating, warn),
+            )
+        finally:
+            await self._tasks.cancel()
+
+    async def _read(self, membership: Membership) -> None:
+        """Do what is due now, and wait for news."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._changed.wait()
+        self._changed.clear()
+        if not self._is_known:
+            return
+        self._follow(membership)
+        shares = [part.share for part in self._settings_now().data.parts]
+        for part, share in enumerate(shares):
+            if share and self._state.supervisor.runs and self._board.phase != "finished":
+                self._fill(part, self._ahead(part, share / sum(shares)))
+        self._skip_missing()
+        await self._hand_over(membership, shares)
+        self._show()
+        claims, now = self.claims(), monotonic()
+        if claims != self._published and now >= self._publish_due:
+            self._published, self._publish_due = claims, now + self._state.settings.poll
+            await membership.publish()
+
+    def _settings_now(self) -> Any:
+        step, course = self._board.position()[0], self._state.course
+        return course.at(step) if course else self._run.spec
+
+    def _ahead(self, part: int, share: float) -> int:
+        """Pieces that we hold of a part."""
+        spec = self._run.spec
+        windows = count_windows(spec.data.parts[part], 0, spec.model.context)
+        return 2 + ceil(2 * spec.train.batch * share / max(1, windows))
+
+    def _follow(self, membership: Membership) -> None:
+        alive = membership.roster.alive(time())
+        step = supported_step(self._board.position()[0], (info.swarm_step for info in alive))
+        self._shared.follow(step, {info.peer_id: read_claims(info.reading) for info in alive})
+
+    def _of(self, part: int) -> list[_Held]:
+        return [one for one in self._held.values() if one.piece.part == part]
+
+    def _assigned(self, part: int) -> set[int]:
+        return {one.piece.piece for one in self._of(part)}
+
+    def _fill(self, part: int, ahead: int) -> None:
+        """Claim pieces of a part, and have them fetched."""
+        while len(self._of(part)) < ahead:
+            self._claim(self._shared.choose(part, self._taken()))
+        waited = 0.0 if self._waits_since is None else monotonic() - self._waits_since
+        if waited > PATIENCE and not any(one.is_here for one in self._of(part)):
+            store = self._text.stores[part]
+            bits = np.unpackbits(np.frombuffer(store.here(), np.uint8)).astype(np.bool_)
+            here = bits[: store.part.training_pieces]
+            if (piece := self._shared.choose(part, self._taken(), here)) is not None:
+                self._claim(piece)
+                if not self._missing:
+                    again = "training goes on with text that is here, and reads it again"
+                    self._missing = f"{self._why(part)}; {again}"
+                    self._board.warn("text-missing", self._missing)
+
+    def _taken(self) -> list[TextPiece]:
+        return [*self._held, *self._ended, *self._skipped]
+
+    def _claim(self, piece: TextPiece | None) -> None:
+        assert piece is not None  # an epoch without end follows
+        self._held[piece] = _Held(piece)
+        self._begin(self._held[piece])
+
+    def _begin(self, one: _Held) -> None:
+        if not one.is_here and one.fetching is None:
+            one.fetching = self._tasks.start(self._have(one))
+
+    def _let_go(self, one: _Held) -> None:
+        """Claim a piece no longer."""
+        del self._held[one.piece]
+        if one.fetching is not None:
+            one.fetching.cancel()
+
+    async def _have(self, one: _Held) -> None:
+        """Have a piece here, however long it takes."""
+        store = self._text.stores[one.piece.part]
+
+        def show(text: str) -> None:
+            one.why = text
+
+        while not one.is_here:
+            try:
+                await store.have([one.piece.piece], show)
+                one.is_here = True
+                self._changed.set()
+            except LowcommError as error:
+                one.why = str(error)
+                await asyncio.sleep(RETRY)
+
+    async def _hand_over(self, membership: Membership, shares: list[float]) -> None:
+        pieces: list[_Held] = []
+        for part, share in enumerate(shares):
+            pieces += self._due(part, share / sum(shares), membership)
+        if not pieces or not self._state.supervisor.runs:
+            return
+        for one in pieces:
+            one.is_kept = True
+        with suppress(TrainerError):  # the next trainer says what it has
+            added = AddText(pieces=tuple(one.piece for one in pieces))
+            await self._state.supervisor.trainer.ask(added)
+
+    def _due(self, part: int, share: float, membership: Membership) -> list[_Held]:
+        """Pieces of a part that the trainer gets now: first those of its queue, in their order."""
+        held = self._of(part)
+        due: list[_Held] = []
+        for one in [one for one in held if one.is_resumed and not one.is_kept]:
+            if not one.is_here:
+                return due
+            due.append(one)
+        kept = sum(one.is_kept for one in held) + len(due)
+        settle = SETTLE * self._state.settings.poll if membership.count() else 0.0
+        for one in held:
+            is_settled = monotonic() >= one.claimed + settle
+            if kept >= self._ahead(part, share) - 1:
+                break
+            if one.is_here and is_settled and not (one.is_kept or one.is_resumed):
+                if self._shared.gives_way(one.piece):
+                    self._let_go(one)
+                    self._changed.set()
+                else:
+                    due.append(one)
+                    kept += 1
+        return due
+
+    # text that does not come
+
+    def _skip_missing(self) -> None:
+        now = monotonic()
+        for one in list(self._held.values()):
+            store, piece = self._text.stores[one.piece.part], one.piece.piece
+            if one.is_here or piece not in store.download.missing:
+                one.given = now
+            if not one.is_here and now > min(one.given + UNGIVEN, one.claimed + LONGEST):
+                self._skip(store, one)
+
+    def _skip(self, store: PackStore, one: _Held) -> None:
+        place = one.piece.part, one.piece.epoch
+        kept = {each for each in self._skipped if (each.part, each.epoch) == place}
+        others = {each for each in self._skipped if each.part != one.piece.part}
+        self._skipped = {one.piece, *kept, *others}
+        self._let_go(one)
+        name, piece = store.part.name, one.piece.piece
+        self._board.tell(PieceSkipped(text=name, epoch=one.piece.epoch, piece=piece))
+        self._board.withdraw("piece-skipped")
+        many = f" ({len(kept) + 1} in this epoch)" if kept else ""
+        self._board.warn(
+            "piece-skipped",
+            f"nobody gave piece {piece} of {name} for ten minutes: it is skipped{many}",
+        )
+
+    def _why(self, part: int) -> str:
+        """What a part waits for."""
+        waiting = [one for one in self._of(part) if not one.is_here]
+        name = self._text.stores[part].part.name
+        return next((one.why for one in waiting if one.why), f"the next piece of {name}")
+
+    def _show(self) -> None:
+        if self._missing and all(one.is_here or not one.why for one in self._held.values()):
+            self._missing = ""
+            self._board.withdraw("text-missing")
+        waiting = self._board.waiting
+        if self._waits_since is None or self._board.phase != "training":
+            if waiting is not None and waiting.code == "text" and self._board.phase == "training":
+                self._board.show(None)
+            return
+        parts = (part for part in range(len(self._text.stores)) if self._run.spec.data.parts)
+        lacking = next((p for p in parts if not any(o.is_here for o in self._of(p))), 0)
+        self._board.show(Waiting("text", f"training waits for text: {self._why(lacking)}"))
+
+    # statements
+
+    async def _state_and_look(self, membership: Membership) -> None:
+        """Publish what we have read, and learn what others have."""
+        barred = membership.roster.admission.barred
+        for peer in self._shared.peers():
+            if barred(peer, time()):
+                self._shared.forget(peer)
+        places, kept = self._shared.places(), list[bytes]()
+        for place in places:
+            kept += await self._exchange_statements(place, membership)
+        self._is_known = True
+        settled = monotonic() - 2 * LOOKS * self._state.settings.poll
+        for piece, stated in list(self._ended.items()):
+            if (stated is not None and stated < settled) or (
+                (piece.part, piece.epoch) not in places
+            ):
+                del self._ended[piece]
+        self._changed.set()
+        await asyncio.to_thread(self._keep, kept)
+
+    async def _exchange_statements(self, place: Place, membership: Membership) -> list[bytes]:
+        """Statements on one epoch that we keep in the home."""
+        key, me = read_key(self._run.run_id, *place), self._identity.peer_id
+        discovery = membership.discovery
+        found = await discovery.lookup(key)
+        for peer, data in found.items():
+            barred = membership.roster.admission.barred(peer, time())
+            with suppress(LowcommError):
+                if peer != me and not barred:
+                    self._shared.hear(read_statement(data))
+        kept = self._shared.statements(place)
+        alive = {info.peer_id for info in membership.roster.alive(time())}
+        gone = [peer for peer in kept if peer not in found and peer not in alive]
+        for peer in gone[:MOST_RESTORED]:
+            await discovery.publish(key, peer, kept[peer], MAX_LIFE)
+        own = self._shared.own(place)
+        if own is None:
+            return list(kept.values())
+        stating = [piece for piece in self._ended if (piece.part, piece.epoch) == place]
+        now_ms = round(time() * 1000)
+        issued_ms = max(now_ms, self._issued_ms.get(place, 0) + 1)
+        statement = write_statement(self._identity, self._run.run_id, place, own, issued_ms)
+        if place in self._changed_places or me not in found:
+            self._issued_ms[place] = issued_ms
+            self._changed_places.discard(place)
+            await discovery.publish(key, me, statement, MAX_LIFE)
+        for piece in stating:
+            if self._ended.get(piece, 0.0) is None:
+                self._ended[piece] = monotonic()
+        return [statement, *kept.values()]
+
+    def _load(self) -> None:
+        """Read the statements in the home."""
+        data = read_small(self._file, MAX_KEPT_BYTES)
+        while len(data) > 4:
+            end = 4 + int.from_bytes(data[:4])
+            with suppress(LowcommError):
+                statement = read_statement(data[4:end])
+                place = statement.part, statement.epoch
+                if statement.peer_id == self._identity.peer_id:
+                    self._issued_ms[place] = statement.issued_ms
+                    self._shared.resume(place)
+                self._shared.hear(statement, is_met=True)
+            data = data[end:]
+
+    def _keep(self, statements: list[bytes]) -> None:
+        data = b"".join(len(one).to_bytes(4) + one for one in statements)
+        while len(data) > MAX_KEPT_BYTES:
+            statements = statements[: -max(1, (len(data) - MAX_KEPT_BYTES) // MAX_STATEMENT_BYTES)]
+            data = b"".join(len(one).to_bytes(4) + one for one in statements)
+        if data and data != self._kept:
+            write_atomic(self._file, data, 0o600)
+            self._kept = data
