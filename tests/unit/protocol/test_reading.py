@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from helpers.packed_runs import RUN, spec_of
 from lowcomm_protocol import reading
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
@@ -24,23 +25,8 @@ from lowcomm_protocol.reading import (
 )
 from lowcomm_protocol.spec.run import RunSpec
 
-RUN = "ab" * 32
-PIECES, WINDOWS = 64, 8
+PIECES = 64
 ADA, BOB, EVE = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
-
-
-def spec_of(pieces: int = PIECES, parts: int = 1, interval: int = 8) -> RunSpec:
-    """A run whose pieces have 8 windows each, as many as two steps read."""
-    texts = [
-        {"name": f"t{n}", "pieces": f"{n:02d}" * 32, "tokens": pieces * 8192 - 5000,
-         "held_out_tokens": 8192, "piece_bytes": 16384}
-        for n in range(parts)
-    ]  # fmt: skip
-    return RunSpec.model_validate(
-        {"run": {"name": "t", "steps": 10**6}, "data": {"source": "packed", "parts": texts},
-         "model": {"context": 1024}, "train": {"batch": 4},
-         "sync": {"method": "noloco", "interval": interval}}
-    )  # fmt: skip
 
 
 def stated(who: Identity, pieces: Sequence[int], epoch: int = 0, issued: int = 1) -> bytes:

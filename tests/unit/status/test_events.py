@@ -24,6 +24,7 @@ KEYS = {
     "warning": "text code",
     "limits": "max_up max_down max_peers up down peers turned_away",
     "amended": "text number at settings",
+    "piece-skipped": "text epoch piece",
     "paused": "rule reason until",
     "resumed": "",
     "saving-again": "",
@@ -49,7 +50,10 @@ KEYS = {
     "finished": "swarm_step steps",
 }
 """The keys of release 0.2.0, beside `time` and `event`: programs read them."""
-UNTOLD = (messages.Evaluating, messages.Held, messages.Tokenizing, messages.Ended)
+UNTOLD = (
+    *(messages.Evaluating, messages.Held, messages.Tokenizing, messages.Ended),
+    *(messages.PieceRead, messages.TextAwaited),
+)
 """What only the daemon hears of its trainer; status shows it otherwise."""
 SAMPLES: dict[Any, Any] = {int: 7, float: 0.5, str: "x", bool: True}
 
