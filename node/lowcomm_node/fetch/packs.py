@@ -344,11 +344,11 @@ class PackStore:
 
     def describe(self, progress: str) -> str:
         """What we wait for, for people: which piece, who has it, what would help."""
-        pieces = sorted(self._coming)
-        if not pieces:
+        if not self._coming:
             return progress
-        which = f"piece {pieces[0]}" + (f" and {len(pieces) - 1} more" if len(pieces) > 1 else "")
-        count = self.download.copies(pieces[0])
+        piece, more = min(self._coming), len(self._coming) - 1
+        which = f"piece {piece}" + (f" and {more} more" if more else "")
+        count = self.download.copies(piece)
         has = f"{count} {'peer has' if count == 1 else 'peers have'} it" if count else (
             "nobody that answers has it: a node with the pack (`--data`) or a `--mirror` would help"
         )  # fmt: skip
@@ -401,7 +401,8 @@ class PackStore:
         await asyncio.to_thread(self.file.close)
 
     async def _is_here(self, piece: int) -> bool:
-        if self.has(piece) or await asyncio.to_thread(self.file.check, piece):
+        is_there = self.file.is_own or piece in self.file.occupied
+        if self.has(piece) or (is_there and await asyncio.to_thread(self.file.check, piece)):
             self._damaged.discard(piece)
             return True
         if self.file.is_own:

@@ -1,8 +1,11 @@
 """Packed text comes piece by piece from whoever has it, and stays within its room."""
 
 import asyncio
+import tracemalloc
 from contextlib import AsyncExitStack
+from hashlib import sha256
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -30,6 +33,7 @@ from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.storage.files import GIB
 from lowcomm_node.storage.pack_file import has_bit
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.spec.sections import PackedText
 
 
 @pytest.fixture(autouse=True)
@@ -214,3 +218,22 @@ async def test_a_piece_that_was_begun_goes_on_elsewhere_unless_its_beginning_is_
         given = PIECE - 8192 if is_right else 2 * PIECE - 8192
         assert honest.bytes_given == given
         await store.close()
+
+
+def test_a_text_of_a_trillion_tokens_opens_in_the_memory_of_its_list(tmp_path: Path) -> None:
+    tokens, piece = 10**12, 1 << 24
+    count = -(-tokens * 2 // piece) + 1
+    digests = Random(1).randbytes(count * 32)
+    part = PackedText(
+        name="web", pieces=sha256(digests).hexdigest(), tokens=tokens, held_out_tokens=1
+    )
+    tracemalloc.start()
+    try:
+        file = opened(tmp_path, None, digests, part)
+        store = PackStore(file, never)
+        assert store.here() == bytes(-(-count // 8)) and not store.is_whole()
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(digests)
+    finally:
+        tracemalloc.stop()
+    assert file.path.stat().st_size == part.size and file.path.stat().st_blocks == 0
+    assert opened(tmp_path, part=part).digests == digests
