@@ -267,7 +267,8 @@ class Mirrors:
 
     async def _fetch_piece(self, mirror: Mirror) -> None:
         part, download = self.file.part, self.download
-        source = PackSource(mirror.host, part.size, here=b"\xff" * bitmap_bytes(part))
+        here = download.usable(mirror.url, b"\xff" * bitmap_bytes(part))
+        source = PackSource(mirror.url, part.size, here=here)
         if (piece := download.take(source)) is None:
             return
         try:

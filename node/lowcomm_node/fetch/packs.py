@@ -38,6 +38,8 @@ LOOK = 64
 """Pieces of which the rarest is taken."""
 MAX_HOLDERS, BARRED_SECONDS = 64, 3600.0
 """Peers whose bitmaps are remembered; seconds for which nothing is asked of a peer that lied."""
+MOST_WRONG = 3
+"""Wrong pieces that make a liar; fewer may come from a disk that fails."""
 Show = Callable[[str], None]
 
 
@@ -67,6 +69,8 @@ class PackDownload(Download[PackSource]):
         """Bytes on the disk of pieces under way."""
         self._begun: set[int] = set()
         """Pieces under way of which others gave the first bytes."""
+        self._wrong: TTLCache[str, set[int]] = TTLCache(4096, BARRED_SECONDS)
+        """Wrong pieces that came, by peer."""
         self._at_once: set[int] = set()
         """Pieces of which some giver sent wrong bytes: they must come of one giver."""
 
@@ -109,7 +113,14 @@ class PackDownload(Download[PackSource]):
         return source
 
     def renew(self, source: PackSource, opened: pb.Opened) -> None:
-        source.here = self.holders[source.peer] = opened.here
+        source.here = self.holders[source.peer] = self.usable(source.peer, opened.here)
+
+    def usable(self, peer: str, bitmap: bytes) -> bytes:
+        """What a peer says it has, without pieces that were wrong."""
+        here = bytearray(bitmap)
+        for piece in self._wrong.get(peer, ()):
+            here[piece >> 3] &= ~(0x80 >> (piece & 7))
+        return bytes(here)
 
     def size_of(self, source: PackSource, index: int) -> int:
         return self._file.part.piece_bytes
@@ -156,9 +167,14 @@ class PackDownload(Download[PackSource]):
     async def put(self, source: PackSource, index: int, data: bytearray) -> None:
         if not await asyncio.to_thread(self._file.is_piece, index, data):
             self._at_once.add(index)
-            if index not in self._begun:
-                raise ProtocolViolation(f"sent a wrong piece of {self.name}")
-            self.give_back(source, index)  # nobody knows whose bytes are wrong
+            if index not in self._begun:  # else nobody knows whose bytes are wrong
+                wrong = self._wrong[source.peer] = self._wrong.get(source.peer, set()) | {index}
+                if len(wrong) >= MOST_WRONG:
+                    raise ProtocolViolation(f"sent {MOST_WRONG} wrong pieces of {self.name}")
+                source.here = self.usable(source.peer, source.here)
+                if source.peer in self.holders:
+                    self.holders[source.peer] = source.here
+            self.give_back(source, index)
             return
         await asyncio.to_thread(self._file.write, index, data)
         if index in self.missing or index in self._under_way:  # else another peer was faster
@@ -419,13 +435,13 @@ class PackStore:
         try:
             while not self.download.conclude():
                 await self._fetch(self, self._show)
-                for peer in self.download.struck:
-                    self.barred[peer] = True
                 await asyncio.to_thread(self.file.flush)
         except LowcommError as failure:
             error = failure
         finally:
             self._work = None
+            self.barred.update(dict.fromkeys(self.download.struck, True))
+            self.download.struck.clear()
             for future in self._coming.values():
                 if not future.done():
                     future.set_exception(error or LinkLost("the node stops"))

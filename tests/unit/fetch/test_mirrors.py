@@ -314,7 +314,7 @@ async def test_wrong_bytes_are_never_kept_and_their_mirror_is_asked_no_more(
         raise AssertionError
 
     download = PackDownload(file, never)
-    download.want([1], 1)
+    download.want([1, 2, 3], 1)
     async with serving(certificate, monkeypatch) as web:
         web.change = lambda body: bytes(len(body))
         mirror = mirror_at(web)
@@ -330,5 +330,6 @@ async def test_wrong_bytes_are_never_kept_and_their_mirror_is_asked_no_more(
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         await mirror.close()
-    assert "sent a wrong piece" in warnings[0] and 1 in download.missing and not file.has(1)
+    assert "sent 3 wrong pieces" in warnings[0] and set(download.missing) == {1, 2, 3}
+    assert not any(map(file.has, ALL))
     assert sha256(DIGESTS).hexdigest() == PART.pieces

@@ -58,17 +58,33 @@ async def test_pieces_come_from_peers_of_which_none_has_all_and_stay_after_a_res
     assert all(map(again.has, ALL)) and again.digests == DIGESTS
 
 
-async def test_a_peer_with_wrong_bytes_is_left_out_and_others_are_asked(tmp_path: Path) -> None:
+async def test_a_flipped_bit_costs_a_peer_its_piece_and_no_more(tmp_path: Path) -> None:
     bad = bytearray(DATA)
     bad[5 * PIECE + 100] ^= 1
-    liar, honest = holding(tmp_path / "a", ALL, bytes(bad)), holding(tmp_path / "b", ALL)
+    peers, shown = [holding(tmp_path / "a", ALL, bytes(bad)), holding(tmp_path / "b", [5])], [""]
+    async with givers(*peers) as callees, calling(identity(9)) as channels:
+        known = [callees[0].info()]
+        store = store_of(tmp_path / "c", channels, known)
+        work = asyncio.create_task(store.have(ALL, shown.append))
+        await until_async(lambda: asyncio.sleep(0, sum(map(store.has, ALL)) == 19), 30, "others")
+        await until_async(lambda: asyncio.sleep(0, "nobody" in shown[-1]), 30, "it is told")
+        assert shown[-1].startswith("piece 5 of text: nobody that answers has it")
+        known.append(callees[1].info())
+        await soon(work)
+        assert store.path.read_bytes() == DATA
+        await store.close()
+
+
+async def test_a_peer_with_wrong_pieces_is_left_out_and_others_are_asked(tmp_path: Path) -> None:
+    bad = bytes(8 * PIECE) + DATA[8 * PIECE :]
+    liar, honest = holding(tmp_path / "a", ALL, bad), holding(tmp_path / "b", ALL)
     warnings = list[str]()
     async with givers(liar, honest) as callees, calling(identity(9)) as channels:
         infos = [callee.info() for callee in callees]
         store = store_of(tmp_path / "c", channels, infos[:1], warnings=warnings)
-        work = asyncio.create_task(store.have([5]))
+        work = asyncio.create_task(store.have([3, 4, 5]))
         await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "the liar is found")
-        assert "sent a wrong piece of text" in warnings[0] and not store.has(5)
+        assert "sent 3 wrong pieces of text" in warnings[0] and not store.has(5)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         await store.close()
