@@ -83,7 +83,9 @@ class Reader:
     def _join(self, more: list[str], variables: dict[str, str]) -> None:
         invite = [f"--invite={variables.pop('LOWCOMM_INVITE')}"] if variables else []
         assert not variables
-        node = self.swarm.node(self._home, *more, *invite)
+        files = {word for word in more if (self.swarm.folder / word).exists()}
+        named = [str(self.swarm.folder / word) if word in files else word for word in more]
+        node = self.swarm.node(self._home, *named, *invite)
         self.nodes[self._home] = node
         node.until(lambda status: status["phase"] == "training", "training", DEADLINE)
 

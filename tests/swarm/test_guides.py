@@ -1,10 +1,12 @@
 """The guides of docs/ lead from nothing to done: every command is run as it stands there, by an
 operator, a creator and a volunteer of one swarm."""
 
+from pydoc_data.topics import topics
+
 import pytest
 
-from helpers.following import Reader, lines
-from helpers.processes import Swarm
+from helpers.following import DEADLINE, Reader, lines
+from helpers.processes import Swarm, until_exchanged
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(500)]
 SERVE = "lowcomm-bootstrap serve"
@@ -37,3 +39,18 @@ def test_an_operator_a_creator_and_a_volunteer_get_from_nothing_to_done(swarm: S
         assert node.child.wait(60) == 0, f"{home} has left\n{node.output[-2000:]}"
     for export in ("my-model", "tea"):
         assert (swarm.folder / export / "config.json").exists()
+
+
+def test_a_creator_packs_a_folder_and_volunteers_need_no_text(swarm: Swarm) -> None:
+    reader = Reader(swarm)
+    (swarm.folder / "texts").mkdir()
+    for name, text in topics.items():
+        (swarm.folder / "texts" / f"{name}.txt").write_text(text)
+    pack, *_ = lines("data.md", "## Pack it")
+    reader.follow("operator", [SERVE])
+    reader.follow("creator", [pack, *lines("data.md", "## Train on it")])
+    reader.follow("volunteer", [JOIN])
+    creator, volunteer = reader.nodes["creator"], reader.nodes["volunteer"]
+    until_exchanged([creator, volunteer], 1, what="both train and exchange")
+    assert not list((volunteer.home / "data").glob("*")), "it has tokenized nothing"
+    volunteer.until(lambda status: "data.shares" in str(status["run"]), "the amendment", DEADLINE)

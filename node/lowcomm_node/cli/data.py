@@ -10,7 +10,7 @@ import typer
 from lowcomm_node.cli.common import Here, app, command, read_settings, setting_options
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.system.command import unwinding_signals
-from lowcomm_node.system.units import read_size, write_size
+from lowcomm_node.system.units import clean, read_size, write_size
 from lowcomm_protocol.spec.sections import DIGEST_BYTES, PIECE_BYTES, SMALLEST_PIECE
 
 if TYPE_CHECKING:
@@ -259,8 +259,8 @@ def _in_words(pack: "Pack") -> str:
         f"{counted:,} documents{left_out}; tokenizer {named}",
         f"{text.piece_count:,} pieces of {write_size(text.piece_bytes)}, {text.pieces[:16]}",
         "prompts are read, answers are learned" if text.masked else "",
-        f"licence: {description.licence}" if description.licence else "",
-        description.words,
+        f"licence: {clean(description.licence)}" if description.licence else "",
+        clean(description.words, keep="\n"),
         f"packed by {pack.maker}",
     ]
     return "\n".join(line for line in lines if line)
@@ -290,7 +290,8 @@ def _sample(pack: "Pack", file: str | None, piece: int) -> str:
     if digest != pack.digests[piece * DIGEST_BYTES :][:DIGEST_BYTES]:
         raise DataError(f"{pack.path}: piece {piece} is not as its maker packed it: copy it again.")
     numbers = [int(number) % MASKED for number in pack.tokens(piece)[:SAMPLE_TOKENS]]
-    return tokenizer.decode([number for number in numbers if number != named.end_token])
+    words = tokenizer.decode([number for number in numbers if number != named.end_token])
+    return clean(words, keep="\n\t")
 
 
 @contextmanager

@@ -90,6 +90,13 @@ def test_several_packs_of_one_tokenizer_share_the_windows_by_their_tokens(
     assert spec.data.tokenizer == "local" and spec.model.vocab > 256 and spec.data.end_token == 1
 
 
+def test_what_a_maker_writes_does_not_rewrite_the_terminal(cli: Cli, texts: Path) -> None:
+    (texts / "texts" / "0.txt").write_text("\x1b[2J" * 40)
+    assert cli("lowcomm-node data pack texts/0.txt a --words '\x1b[31mred\nend'")[0] == 0
+    _, shown, _ = cli("lowcomm-node data show a.pack")
+    assert "\x1b" not in shown and " [31mred\nend" in shown and " [2J [2J" in shown
+
+
 def test_damage_is_named_and_so_is_what_cannot_be_packed(cli: Cli, texts: Path) -> None:
     assert cli("lowcomm-node data pack texts a")[0] == 0
     with (texts / "a.pack").open("r+b") as file:
