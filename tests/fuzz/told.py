@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 from target import Made, cut, join, target
 
+from helpers.packed_runs import spec_of
 from lowcomm_node.dht import guard
 from lowcomm_node.dht.keys import Provenances, pack, peers_key, removals_key
 from lowcomm_node.errors import ConfigError
@@ -46,6 +48,15 @@ from lowcomm_protocol.peers.records import (
     write_record,
 )
 from lowcomm_protocol.peers.roster import Roster
+from lowcomm_protocol.reading import (
+    PieceClaim,
+    SharedReading,
+    TextPiece,
+    read_claims,
+    read_statement,
+    write_claims,
+    write_statement,
+)
 from lowcomm_protocol.spec.amendments import Chain, SpecTimeline, read_chain, write_amendment
 from lowcomm_protocol.spec.document import encode as encode_document
 from lowcomm_protocol.spec.run import (
@@ -359,6 +370,49 @@ def dht_value() -> Made:
         seed("lowcomm/v1/runs", invited.run_id, invited.to_bytes()),
         seed(removals_key(RUN, CREATOR.peer_id), CREATOR.peer_id, removed),
     ]
+
+
+@target
+def pieces_read() -> Made:
+    """Statements on packed text: none makes us believe more than its peer can have read."""
+    spec = spec_of()
+
+    def read(data: bytes) -> None:
+        shared = SharedReading(spec, RUN, BOB.peer_id)
+        shared.follow(10, {ADA.peer_id: ()})
+        statement = read_statement(data)
+        shared.hear(statement)
+        for place in shared.places():
+            assert shared.pieces_read(place).sum() <= (10 + spec.sync.interval) / 2 + 1
+        assert shared.choose(0) is not None
+
+    pieces = np.arange(64) % 3 == 0
+    whole = [write_statement(ADA, RUN, place, pieces, 1) for place in ((0, 0), (0, 1), (7, 9))]
+    return both(read, signed_by("pieces read", pb.SignedRecord)), seeds_of(
+        *whole, kind=pb.SignedRecord
+    )
+
+
+@target
+def piece_claims() -> Made:
+    """Claims in records of three peers: whatever they are, there is a piece to read."""
+    spec = spec_of()
+
+    def run(data: bytes) -> None:
+        fields = [one[: len(one) // 7 * 7][: 16 * 7] for one in [*cut(data)][:3]]
+        claims = {f"peer{number}": read_claims(one) for number, one in enumerate(fields)}
+        shared = SharedReading(spec, RUN, BOB.peer_id)
+        shared.follow(0, claims)
+        piece = shared.choose(0)
+        assert piece is not None and 0 <= piece.piece < 64
+        claimed = {one.piece for theirs in claims.values() for one in theirs}
+        assert piece not in claimed
+        shared.gives_way(piece)
+        shared.readers(0, piece.piece)
+        assert all(write_claims(read_claims(one)) == one for one in fields)
+
+    claims = [PieceClaim(TextPiece(0, epoch, 5 * epoch), epoch % 2 == 0) for epoch in range(5)]
+    return run, [join(write_claims(claims)), join(*(write_claims(claims[n:]) for n in range(3)))]
 
 
 @target
