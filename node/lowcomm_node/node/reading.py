@@ -104,8 +104,8 @@ class TextReader:
         self._is_known = False
         self._waits_since: float | None = None
         """Since when training has waited for text."""
-        self._missing: str = ""
-        """Warning that text is read again, while it holds."""
+        self._missing: dict[int, TextPiece] = {}
+        """By part: a piece that does not come, while others are read again."""
         self._published: bytes | None = None
         self._publish_due = 0.0
         self._tasks = Tasks()
@@ -235,16 +235,31 @@ class TextReader:
         while len(self._of(part)) < ahead:
             self._claim(self._shared.choose(part, self._taken()))
         waited = 0.0 if self._waits_since is None else monotonic() - self._waits_since
-        if waited > PATIENCE and not any(one.is_here for one in self._of(part)):
-            store = self._text.stores[part]
-            bits = np.unpackbits(np.frombuffer(store.here(), np.uint8)).astype(np.bool_)
-            here = bits[: store.part.training_pieces]
-            if (piece := self._shared.choose(part, self._taken(), here)) is not None:
-                self._claim(piece)
-                if not self._missing:
-                    again = "training goes on with text that is here, and reads it again"
-                    self._missing = f"{self._why(part)}; {again}"
-                    self._board.warn("text-missing", self._missing)
+        if waited > PATIENCE and part not in self._missing and not self._here_of(part):
+            self._missing[part] = self._of(part)[0].piece
+            again = "training goes on with text that is here, and reads it again"
+            self._board.warn("text-missing", f"{self._why(part)}; {again}")
+        if part in self._missing:
+            self._read_again(part, ahead)
+
+    def _read_again(self, part: int, ahead: int) -> None:
+        """Claim pieces that are on our disk, while others do not come."""
+        missing = self._held.get(self._missing[part])
+        if missing is None or missing.is_here:
+            del self._missing[part]
+            if not self._missing:
+                self._board.withdraw("text-missing")
+            return
+        bits = np.unpackbits(np.frombuffer(self._text.stores[part].here(), np.uint8))
+        while len(self._here_of(part)) < ahead:
+            piece = self._shared.choose(part, self._taken(), bits.astype(np.bool_))
+            if piece is None:
+                return
+            self._claim(piece)
+            self._held[piece].is_here = True
+
+    def _here_of(self, part: int) -> list[_Held]:
+        return [one for one in self._of(part) if one.is_here]
 
     def _taken(self) -> list[TextPiece]:
         return [*self._held, *self._ended, *self._skipped]
@@ -348,16 +363,13 @@ class TextReader:
         return next((one.why for one in waiting if one.why), f"the next piece of {name}")
 
     def _show(self) -> None:
-        if self._missing and all(one.is_here or not one.why for one in self._held.values()):
-            self._missing = ""
-            self._board.withdraw("text-missing")
         waiting = self._board.waiting
         if self._waits_since is None or self._board.phase != "training":
             if waiting is not None and waiting.code == "text" and self._board.phase == "training":
                 self._board.show(None)
             return
-        parts = (part for part in range(len(self._text.stores)) if self._run.spec.data.parts)
-        lacking = next((p for p in parts if not any(o.is_here for o in self._of(p))), 0)
+        parts = range(len(self._text.stores))
+        lacking = next((one for one in parts if self._of(one) and not self._here_of(one)), 0)
         self._board.show(Waiting("text", f"training waits for text: {self._why(lacking)}"))
 
     # statements

@@ -1,0 +1,163 @@
+"""What must hold for the pieces that a node reads: what it resumes comes first, no other peer reads
+the same, and what nobody gives is skipped and told."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from helpers.donors import identity
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
+from helpers.packed_text import DIGESTS, PART, TRAINING, holding, never, opened
+from helpers.waiting import until_async
+from lowcomm_node.fetch.packs import PackStore
+from lowcomm_node.node import reading
+from lowcomm_node.node.messages import AddText, PieceRead, TextAwaited
+from lowcomm_node.node.reading import TextReader
+from lowcomm_node.status.events import Board
+from lowcomm_protocol.peers.records import PeerInfo, Phase
+from lowcomm_protocol.reading import TextPiece, read_claims
+from lowcomm_protocol.spec.run import RunSpec, sign_run
+
+DEADLINE = 20.0
+SPEC = RunSpec.model_validate(
+    {"run": {"name": "t", "steps": 10**6}, "model": {"context": 1024}, "train": {"batch": 4},
+     "data": {"source": "packed", "parts": [PART.model_dump()]}, "sync": {"method": "noloco"}}
+)  # fmt: skip
+RUN = sign_run(SPEC, identity(9))
+
+
+class ReadingNode:
+    """A reader, with a trainer that reads at once what it gets, while it may."""
+
+    def __init__(self, number: int, home: Path, network: MemoryNetwork, store: PackStore) -> None:
+        self.who, self.board = identity(number), Board()
+        self.board.enter("training", None)
+        self.added: list[TextPiece] = []
+        self.reads = True
+        self.others: list[ReadingNode] = []
+        paths = SimpleNamespace(read=lambda fingerprint: home / f"read-{number}")
+        state: Any = SimpleNamespace(
+            board=self.board,
+            settings=SimpleNamespace(paths=paths, poll=0.01, record_life=0.05),
+            course=None,
+            supervisor=SimpleNamespace(runs=True, trainer=self),
+        )
+        text: Any = SimpleNamespace(stores=(store,))
+        self.reader = TextReader(state, RUN, self.who, text)
+        self.roster = SimpleNamespace(
+            alive=lambda now: tuple(other.record() for other in self.others),
+            admission=SimpleNamespace(barred=lambda peer, now: False),
+        )
+        self.discovery = MemoryDiscovery(self.who.peer_id, network)
+
+    def record(self) -> PeerInfo:
+        return PeerInfo(
+            peer_id=self.who.peer_id, run_id=RUN.run_id, phase=Phase.TRAINING, issued=time(),
+            expires=time() + 9, swarm_step=1000, reading=self.reader.claims(),
+        )  # fmt: skip
+
+    def count(self, *phases: Phase) -> int:
+        return len(self.others)
+
+    async def publish(self) -> None: ...
+
+    async def ask(self, request: AddText) -> None:
+        self.added += request.pieces
+        await asyncio.sleep(0.01)
+        for one in request.pieces if self.reads else ():
+            self.reader.hear(PieceRead(**vars(one), windows=8))
+
+    def warnings(self) -> list[str]:
+        return [one.code for one in self.board.warnings]
+
+    def begin(self, *text: TextPiece) -> asyncio.Task[None]:
+        ready: Any = SimpleNamespace(text=text)
+        task = asyncio.create_task(self.reader.run(self))  # type: ignore[arg-type]
+        self.reader.take_over(ready)
+        return task
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async def condition() -> bool:
+        return holds()
+
+    await until_async(condition, DEADLINE, "what the test waits for")
+
+
+@pytest.fixture
+def network() -> MemoryNetwork:
+    return MemoryNetwork(time)
+
+
+@pytest.fixture
+def ends() -> Iterator[list[asyncio.Task[None]]]:
+    """Tasks that are ended with the test."""
+    tasks: list[asyncio.Task[None]] = []
+    yield tasks
+    for task in tasks:
+        task.cancel()
+
+
+async def test_two_nodes_read_each_piece_once_and_say_so(
+    tmp_path: Path, network: MemoryNetwork, ends: list[asyncio.Task[None]]
+):
+    stores = [holding(tmp_path / str(number), range(TRAINING + 1)) for number in range(3)]
+    nodes = [ReadingNode(n + 1, tmp_path, network, store) for n, store in enumerate(stores)]
+    one, other, late = nodes
+    one.others, other.others, late.others = [other], [one], [one, other]
+    ends += [one.begin(), other.begin()]
+    await until(lambda: sum(piece.epoch == 0 for piece in one.added + other.added) >= TRAINING)
+    first = [piece for piece in one.added + other.added if piece.epoch == 0]
+    assert sorted(piece.piece for piece in first) == list(range(TRAINING))
+    assert len(one.added) > 2 and len(other.added) > 2
+    one.reads = other.reads = False
+    ends.append(late.begin())
+    await until(lambda: bool(late.added))
+    assert late.added[0].epoch > 0, "who comes later knows what was read"
+    assert (tmp_path / "read-1").exists()
+
+
+async def test_the_queue_of_a_trainer_comes_first_and_in_its_order(
+    tmp_path: Path, network: MemoryNetwork, ends: list[asyncio.Task[None]]
+):
+    node = ReadingNode(1, tmp_path, network, holding(tmp_path / "a", range(TRAINING + 1)))
+    node.reads = False
+    queue = TextPiece(0, 3, 7), TextPiece(0, 3, 2)
+    ends.append(node.begin(*queue))
+    await until(lambda: len(node.added) >= 2)
+    assert tuple(node.added[:2]) == queue
+    claims = read_claims(node.reader.claims())
+    assert {claim.piece for claim in claims if claim.is_kept} == set(queue)
+
+
+async def test_what_nobody_gives_is_skipped_and_told_and_what_is_here_is_read_again(
+    tmp_path: Path,
+    network: MemoryNetwork,
+    ends: list[asyncio.Task[None]],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(reading, "PATIENCE", 0.05)
+    file = opened(tmp_path / "a", digests=DIGESTS)
+    here = holding(tmp_path / "a", [3, 5]).file
+    node = ReadingNode(1, tmp_path, network, PackStore(here, never))
+    file.close()
+    events = node.board.subscribe()
+    ends.append(node.begin())
+    node.reader.hear(TextAwaited(waits=True))
+    await until(lambda: "text-missing" in node.warnings())
+    await until(lambda: len(node.added) >= 6)
+    assert {piece.piece for piece in node.added} == {3, 5}
+    waiting = node.board.waiting
+    assert waiting is not None and waiting.code == "text" and "--mirror" in waiting.text
+    assert "piece-skipped" not in node.warnings()
+    monkeypatch.setattr(reading, "UNGIVEN", 0.05)
+    await until(lambda: "piece-skipped" in node.warnings())
+    (warning,) = [one.text for one in node.board.warnings if one.code == "piece-skipped"]
+    assert f"of {PART.name} for ten minutes" in warning
+    names = [events.get_nowait().event.name for _ in range(events.qsize())]
+    assert "piece-skipped" in names
