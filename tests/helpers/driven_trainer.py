@@ -54,9 +54,9 @@ class Driven:
         ):
             if not (text / name).exists():
                 (text / name).write_text(words * 300, encoding="utf-8")
-        told = tiny_settings(
-            folder, peer, more + '\n[data]\nsource = "local"\n', data=f"text:{text}", **settings
-        )
+        if "[data]" not in more:
+            more += '\n[data]\nsource = "local"\n'
+        told = tiny_settings(folder, peer, more, data=f"text:{text}", **settings)
         self.built = self.ask(messages.Build(settings=told))
 
     @property
