@@ -280,6 +280,10 @@ class PackStore:
         """The number of pieces that are being fetched."""
         return len(self._coming)
 
+    def is_damaged(self, piece: int) -> bool:
+        """Whether a piece of the owner's pack was found to be another than the run's."""
+        return piece in self._damaged
+
     def here(self) -> bytes:
         """Bitmap of the pieces that may be given, the first in the highest bit."""
         if not self.file.is_own:

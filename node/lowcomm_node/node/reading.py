@@ -336,7 +336,8 @@ class TextReader:
         now = monotonic()
         for one in list(self._held.values()):
             store, piece = self._text.stores[one.piece.part], one.piece.piece
-            if one.is_here or piece not in store.download.missing:
+            is_coming = piece not in store.download.missing and not store.is_damaged(piece)
+            if one.is_here or is_coming:
                 one.given = now
             if not one.is_here and now > min(one.given + UNGIVEN, one.claimed + LONGEST):
                 self._skip(store, one)
