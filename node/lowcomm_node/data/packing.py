@@ -1,6 +1,6 @@
 """Packing: documents of the owner's files become a pack, once, whatever interrupts it.
 
-OUT.pack.packing/
+.OUT.pack.packing/
   train, held_out   tokens so far, without padding
   journal           SQLite: how far all of that is, and 8 bytes of the digest of each document
 
@@ -134,7 +134,7 @@ class Packer:
         if path.exists():
             raise ConfigError(f"{path} exists: name another file, or remove it.")
         tokenizer = options.tokenizer
-        self.folder = path.with_name(f"{path.name}.packing")
+        self.folder = path.with_name(f".{path.name}.packing")
         self._sources, self._path, self._options = sources, path, options
         self._type = token_type(tokenizer.vocab, masked=options.chat is not None)
         self._sizes = [source.path.stat().st_size for source in sources]

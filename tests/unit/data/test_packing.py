@@ -198,7 +198,7 @@ def test_packing_goes_on_where_it_was_interrupted(
     assert attempts == 4
     assert made.text.pieces == whole.text.pieces  # pyright: ignore[reportPossiblyUnboundVariable]
     assert made.description.duplicates == whole.description.duplicates == (kind != "long") * 40
-    assert not (tmp_path / "cut.pack.packing").exists()
+    assert not (tmp_path / ".cut.pack.packing").exists()
 
 
 def test_other_files_or_options_do_not_go_on_with_what_was_begun(
