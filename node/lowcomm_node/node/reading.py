@@ -4,8 +4,8 @@ choose ──► claim, in our record ──► have it fetched ──► hand i
                                           │
                                           └── nobody gives it for ten minutes: skipped
 
-``SharedReading`` has the rules. A part has one piece that is read, one that the trainer has beside
-it, and one more that is claimed and fetched; more where a batch takes several pieces.
+``SharedReading`` has the rules. Of a part the trainer has the pieces that it mixes, at least two,
+and one more is claimed and fetched; more where a batch takes several pieces.
 """
 
 import asyncio
@@ -38,6 +38,7 @@ from lowcomm_protocol.reading import (
     Place,
     SharedReading,
     TextPiece,
+    count_mixed,
     count_windows,
     read_claims,
     read_statement,
@@ -216,8 +217,10 @@ class TextReader:
     def _ahead(self, part: int, share: float) -> int:
         """Pieces that we hold of a part."""
         spec = self._run.spec
-        windows = count_windows(spec.data.parts[part], 0, spec.model.context)
-        return 2 + ceil(2 * spec.train.batch * share / max(1, windows))
+        text, parts = spec.data.parts[part], len(spec.data.parts)
+        windows = count_windows(text, 0, spec.model.context)
+        due = 2 + ceil(2 * spec.train.batch * share / max(1, windows))
+        return max(due, 1 + count_mixed(text, parts))
 
     def _follow(self, membership: Membership) -> None:
         alive = membership.roster.alive(time())
