@@ -81,6 +81,8 @@ class Reader:
         return word.replace("=INVITE", f"={self._invite}")
 
     def _join(self, more: list[str], variables: dict[str, str]) -> None:
+        files = (self.swarm.folder / word for word in more)  # a node starts in another folder
+        more = [str(file) if file.exists() else file.name for file in files]
         invite = [f"--invite={variables.pop('LOWCOMM_INVITE')}"] if variables else []
         assert not variables
         files = {word for word in more if (self.swarm.folder / word).exists()}

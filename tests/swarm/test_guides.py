@@ -12,10 +12,14 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(500)]
 SERVE = "lowcomm-bootstrap serve"
 INVITED = "LOWCOMM_INVITE=INVITE lowcomm-node join --peers ADDR"
 JOIN = "lowcomm-node join --peers ADDR"
-LATER = "## 7. Change it while it trains"
+LATER = "## 8. Change it while it trains"
 
 
 def test_an_operator_a_creator_and_a_volunteer_get_from_nothing_to_done(swarm: Swarm) -> None:
+    texts = swarm.folder / "texts"
+    texts.mkdir()
+    for number in range(60):
+        (texts / f"{number}.txt").write_text(f"Tea number {number} is hot. " * 200)
     reader = Reader(swarm)
     operator, volunteer = lines("operator.md", end=""), lines("volunteer.md", end="")
     creator, later = lines("creator.md", end=LATER), lines("creator.md", LATER, end="")
