@@ -52,6 +52,7 @@ _LABEL_WIDTH = 9
 def node_panel(status: Status, exchanges: Sequence[ExchangeEnded] = ()) -> RenderableType:
     """One node: phase, progress, losses, exchanges, traffic, and why it waits."""
     run, trainer, limits = status.run, status.trainer, status.limits
+    reads = status.phase != "serving"
     step, total = trainer.swarm_step or 0, trainer.total_steps or (run.steps if run else None)
     rows: list[tuple[str, RenderableType]] = [
         ("phase", _phase(status)),
@@ -61,7 +62,10 @@ def node_panel(status: Status, exchanges: Sequence[ExchangeEnded] = ()) -> Rende
         ("exchange", _exchange(status)),
         ("", _counts(status)),
         ("peers", _peers(status)),
-        *(("text", Text(f"{clean(part.name)}: {text_in_words(part)}")) for part in status.text),
+        *(
+            ("text", Text(f"{clean(part.name)}: {text_in_words(part, reads)}"))
+            for part in status.text
+        ),
         *(("swarm", _warning(trouble)) for trouble in _troubles(status.swarm)),
     ]
     if status.phase in ("finished", "left") and status.checkpoint:

@@ -156,14 +156,18 @@ def tokenizing_in_words(now: Tokenizing) -> str:
     )
 
 
-def text_in_words(part: TextStatus) -> str:
-    """How far a part of packed text is read, and what of it was sent."""
+def text_in_words(part: TextStatus, is_read: bool = True) -> str:
+    """How far a part of packed text is read, and what of it was sent. A node that does not train
+    (not ``is_read``) knows nothing of the reading."""
+    all_, own = (100 * count / part.pieces for count in (part.pieces_read, part.own_pieces))
+    noun = "piece" if part.missing == 1 else "pieces"
     parts = [
-        f"epoch {part.epoch + 1}, {part.pieces_read / part.pieces:.0%} read by all",
-        f"{part.own_pieces / part.pieces:.0%} by this node",
+        f"epoch {part.epoch + 1}, {all_:.0f} % read by all, {own:.0f} % by this node"
+        if is_read
+        else f"{part.held:,} pieces here",
         *((f"{size(part.bytes_fetched)} fetched",) if part.bytes_fetched else ()),
         *((f"{size(part.bytes_given)} given",) if part.bytes_given else ()),
-        *((f"{part.missing} pieces on their way",) if part.missing else ()),
+        *((f"{part.missing} {noun} to come",) if part.missing else ()),
         *((part.waiting,) if part.waiting else ()),
     ]
     return clean(", ".join(parts))

@@ -34,12 +34,14 @@ def test_a_run_without_packed_text_has_no_figures_of_it() -> None:
 
 def test_people_read_how_far_a_text_is_and_why_training_waits_for_it() -> None:
     words = text_in_words(TextStatus(**WIKI))  # type: ignore[arg-type]
-    assert words.startswith("epoch 2, 50% read by all, 10% by this node, 640 kB fetched")
-    assert words.endswith("2 pieces on their way")
+    assert words.startswith("epoch 2, 50 % read by all, 10 % by this node, 640 kB fetched")
+    assert words.endswith("2 pieces to come")
+    given = text_in_words(TextStatus(**WIKI), is_read=False)  # type: ignore[arg-type]
+    assert given.startswith("40 pieces here, 640 kB fetched")
     console = Console(width=200, record=True)
     console.print(node_panel(make_status(text=[WIKI | {"waiting": NOBODY}, CODE])))
     shown = console.export_text()
-    assert f"2 pieces on their way, {NOBODY}" in shown and "code: epoch 1, 10% read" in shown
+    assert f"2 pieces to come, {NOBODY}" in shown and "code: epoch 1, 10 % read" in shown
 
 
 def test_words_of_a_creator_move_no_cursor() -> None:

@@ -126,7 +126,7 @@ function show(now) {
   showRunning(now.exchanges_running);
   showShares($("shares"), now.trainer);
   $("texts").hidden = now.text.length === 0;
-  text($("read"), readOf(now.text));
+  text($("read"), now.phase === "serving" ? "" : readOf(now.text));
   showText($("parts"), now.text);
   const remedies = now.warning_codes.map((code) => catalogue.warnings?.[code]?.remedy);
   showWarnings($("warnings-box"), $("warnings"), now.warnings, remedies);
