@@ -51,6 +51,8 @@ MODEL = {"vocab": 258, "context": 16, "width": 32, "heads": 2, "feed_forward": 6
 class Text:
     """Stands in for a dataset: nothing is trained."""
 
+    tokenizer = None
+
     class train:  # noqa: N801
         """Of a split, its length is asked."""
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -12,10 +13,13 @@ from lowcomm_node.dht.keys import (
     MAX_VALUE,
     RUNS_KEY,
     Provenances,
+    pack,
     peers_key,
+    read_key,
 )
 from lowcomm_protocol.errors import RecordError
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.reading import write_statement
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 NOW = 1_800_000_000.0
@@ -56,6 +60,29 @@ async def test_a_run_is_taken_only_under_its_own_id_and_signed(ada: MemoryDiscov
     assert await ada.publish(RUNS_KEY, run.run_id, run.to_bytes(), 600)
 
 
+async def test_what_a_peer_has_read_is_taken_under_its_part_and_epoch_alone(
+    ada: MemoryDiscovery,
+) -> None:
+    read = np.ones(20, np.bool_)
+    told = write_statement(ADA, RUN_ID, (1, 7), read, 5)
+    assert not await ada.publish(read_key(RUN_ID, 1, 8), ADA.peer_id, told, 600)
+    assert not await ada.publish(read_key(RUN_ID, 1, 7), BOB.peer_id, told, 600)
+    assert not await ada.publish(KEY, ADA.peer_id, told, 600), "it is no record"
+    assert await ada.publish(read_key(RUN_ID, 1, 7), ADA.peer_id, told, 600)
+    before = write_statement(ADA, RUN_ID, (1, 7), read[:3], 4)
+    assert not await ada.publish(read_key(RUN_ID, 1, 7), ADA.peer_id, before, 6000)
+
+
+def test_in_a_run_with_a_list_nobody_else_states_what_was_read() -> None:
+    spec = f'[run]\nname = "a"\nadmission = "list"\nmembers = ["{BOB.peer_id}"]\n'
+    run, provenances = sign_run(parse_toml(spec), ADA), Provenances()
+    assert provenances.check(pack(RUNS_KEY, run.to_bytes()), run.run_id, NOW)
+    for who, is_taken in ((ADA, True), (BOB, True), (CLEO, False)):
+        told = write_statement(who, run.run_id, (0, 0), np.ones(2, np.bool_), 1)
+        found = provenances.check(pack(read_key(run.run_id, 0, 0), told), who.peer_id, NOW)
+        assert (found is not None) == is_taken
+
+
 @given(st.binary(max_size=200), st.text(max_size=70))
 @example(b"R" + json.dumps({"creator": "\ud800", "spec": "{}", "signature": ""}).encode(), "x")
 @example(
@@ -65,5 +92,5 @@ async def test_a_run_is_taken_only_under_its_own_id_and_signed(ada: MemoryDiscov
 @example(b"P", "")
 @example(b"L", "\ud800")
 def test_no_bytes_from_another_peer_raise(stored: bytes, subkey: str) -> None:
-    for kind in (b"", b"R", b"P", b"L"):
+    for kind in (b"", b"R", b"P", b"L", b"T"):
         assert Provenances().check(kind + stored, subkey, NOW) is None
