@@ -28,7 +28,8 @@ RUN = sign_run(
     ),
     Identity(b"c" * 32),
 )
-SAMPLE = "Once there was a <i>brown</i> fox. It liked to sing, and it lived beside the old mill."
+FOX = "brown" if SCREENSHOTS else "<i>brown</i>"
+SAMPLE = f"Once there was a {FOX} fox. It liked to sing, and it lived beside the old mill."
 NAMES = ("ada", "grace", "lin" if SCREENSHOTS else "<b>mallory</b>")
 
 

@@ -148,7 +148,7 @@ def serve(
     flags: dict[str, Any],
     packs: Annotated[Path | None, typer.Argument(metavar="[PACK]")] = None,
 ) -> None:
-    """Give packed text to the peers of a run, without training: no GPU, no PyTorch.
+    """Give packed text to the peers of a run, without training: needs no GPU, loads no PyTorch.
 
     Pieces that this machine lacks are fetched first. Ctrl-C ends it.
 
