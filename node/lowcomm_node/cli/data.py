@@ -206,13 +206,14 @@ def _tokenizer_of(name: str, chat: bool) -> "tuple[Tokenizer, ChatTemplate | Non
     chat template. Raises ConfigError."""
     from lowcomm_node.data.chat import ChatTemplate
     from lowcomm_node.data.tokenizer import FileTokenizer, open_tokenizer
-    from lowcomm_node.models.conventions import conventions_of
 
     tokenizer = open_tokenizer(name)
     if not isinstance(tokenizer, FileTokenizer):
         if chat:
             raise ConfigError("--chat needs a tokenizer.json: name one with --tokenizer.")
         return tokenizer, None
+    from lowcomm_node.models.conventions import conventions_of  # loads torch
+
     read = conventions_of(Path(tokenizer.file).parent, tokenizer, tokenizer.vocab)
     tokenizer = FileTokenizer(Path(tokenizer.file), read.begin_tokens, read.end_token)
     if not chat:
