@@ -55,7 +55,7 @@ RETRY = 10.0
 PATIENCE = 15.0
 """Seconds that training waits before it reads again what is here."""
 SETTLE = 2.0
-"""Looks at the DHT after which others should know of a claim."""
+"""Looks at the DHT after which others should know of a claim, where there is time."""
 LOOKS, LONGEST_LOOK, PEERS_A_SECOND = 5.0, 120.0, 8
 """Between two looks at statements: that many looks for records, the longest pause in seconds, and
 how many peers make it a second longer."""
@@ -102,7 +102,7 @@ class TextReader:
         """Where we have read since our last statement."""
         self._changed = asyncio.Event()
         self._built = asyncio.Event()  # set once there is a trainer, and the stores are open
-        self._is_known = False
+        self._is_known = self._has_begun = False
         self._waits_since: float | None = None
         """Since when training has waited for text."""
         self._missing: dict[int, TextPiece] = {}
@@ -304,6 +304,7 @@ class TextReader:
             pieces += self._due(part, share / sum(shares), membership)
         if not pieces or not self._state.supervisor.runs:
             return
+        self._has_begun = True
         for one in pieces:
             one.is_kept = True
         with suppress(TrainerError):  # the next trainer says what it has
@@ -321,7 +322,9 @@ class TextReader:
         kept = sum(one.is_kept for one in held) + len(due)
         settle = SETTLE * self._state.settings.poll if membership.count() else 0.0
         for one in held:
-            is_settled = monotonic() >= one.claimed + settle
+            # Others may take what they do not know of yet; training must not wait for that.
+            is_needed = self._has_begun and kept < 2
+            is_settled = is_needed or monotonic() >= one.claimed + settle
             if kept >= self._ahead(part, share) - 1:
                 break
             if one.is_here and is_settled and not (one.is_kept or one.is_resumed):

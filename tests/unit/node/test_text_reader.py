@@ -34,7 +34,14 @@ RUN = sign_run(SPEC, identity(9))
 class ReadingNode:
     """A reader, with a trainer that reads at once what it gets, while it may."""
 
-    def __init__(self, number: int, home: Path, network: MemoryNetwork, store: PackStore) -> None:
+    def __init__(
+        self,
+        number: int,
+        home: Path,
+        network: MemoryNetwork,
+        store: PackStore,
+        poll: float = 0.01,
+    ) -> None:
         self.who, self.board = identity(number), Board()
         self.board.enter("training", None)
         self.added: list[TextPiece] = []
@@ -43,7 +50,7 @@ class ReadingNode:
         paths = SimpleNamespace(read=lambda fingerprint: home / f"read-{number}")
         state: Any = SimpleNamespace(
             board=self.board,
-            settings=SimpleNamespace(paths=paths, poll=0.01, record_life=0.05),
+            settings=SimpleNamespace(paths=paths, poll=poll, record_life=0.05),
             course=None,
             supervisor=SimpleNamespace(runs=True, trainer=self),
         )
@@ -133,6 +140,16 @@ async def test_the_queue_of_a_trainer_comes_first_and_in_its_order(
     assert tuple(node.added[:2]) == queue
     claims = read_claims(node.reader.claims())
     assert {claim.piece for claim in claims if claim.is_kept} == set(queue)
+
+
+async def test_training_does_not_wait_until_others_know_of_each_claim(
+    tmp_path: Path, network: MemoryNetwork, ends: list[asyncio.Task[None]]
+):
+    store = holding(tmp_path / "a", range(TRAINING + 1))
+    node = ReadingNode(1, tmp_path, network, store, poll=600.0)
+    node.others = [ReadingNode(2, tmp_path, network, store)]
+    ends.append(node.begin(TextPiece(0, 0, 7)))
+    await until(lambda: len(node.added) >= TRAINING)
 
 
 async def test_what_nobody_gives_is_skipped_and_told_and_what_is_here_is_read_again(
