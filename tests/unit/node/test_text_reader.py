@@ -8,19 +8,21 @@ from time import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.donors import identity
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.packed_text import DIGESTS, PART, TRAINING, holding, never, opened
 from helpers.waiting import until_async
+from lowcomm_node.dht.keys import read_key
 from lowcomm_node.fetch.packs import PackStore
 from lowcomm_node.node import reading
 from lowcomm_node.node.messages import AddText, PieceRead, TextAwaited
 from lowcomm_node.node.reading import TextReader
 from lowcomm_node.status.events import Board
 from lowcomm_protocol.peers.records import PeerInfo, Phase
-from lowcomm_protocol.reading import TextPiece, read_claims
+from lowcomm_protocol.reading import TextPiece, read_claims, write_statement
 from lowcomm_protocol.spec.run import RunSpec, sign_run
 
 DEADLINE = 20.0
@@ -150,6 +152,25 @@ async def test_training_does_not_wait_until_others_know_of_each_claim(
     node.others = [ReadingNode(2, tmp_path, network, store)]
     ends.append(node.begin(TextPiece(0, 0, 7)))
     await until(lambda: len(node.added) >= TRAINING)
+
+
+async def test_what_a_peer_that_has_gone_has_read_is_stored_again(
+    tmp_path: Path, network: MemoryNetwork, ends: list[asyncio.Task[None]]
+):
+    store = holding(tmp_path / "a", range(TRAINING + 1))
+    one, gone = (ReadingNode(number, tmp_path, network, store) for number in (1, 2))
+    one.others, gone.others = [gone], [one]
+    gone.reads = one.reads = False
+    key = read_key(RUN.run_id, 0, 0)
+    read = np.arange(TRAINING) == 4
+    told = write_statement(gone.who, RUN.run_id, (0, 0), read, 1)
+    await gone.discovery.publish(key, gone.who.peer_id, told, 600)
+    ends.append(one.begin())
+    kept = tmp_path / "read-1"
+    await until(lambda: kept.exists() and told in kept.read_bytes())
+    one.others = []
+    network.records.clear()
+    await until(lambda: (key, gone.who.peer_id) in network.records)
 
 
 async def test_what_nobody_gives_is_skipped_and_told_and_what_is_here_is_read_again(
