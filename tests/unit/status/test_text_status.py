@@ -1,12 +1,17 @@
 """What must hold for packed text in ``status``, metrics and report: numbers mean what they say."""
 
+from pathlib import Path
+
 import pytest
 from rich.console import Console
 
+from helpers.journals import sample as sample_of
+from helpers.journals import write_down
 from helpers.statuses import make_status
 from lowcomm_node.status.figures import figures, sample
 from lowcomm_node.status.model import TextStatus
 from lowcomm_node.status.panel import node_panel
+from lowcomm_node.status.report import write_report
 from lowcomm_node.status.words import text_in_words
 
 WIKI = {
@@ -48,3 +53,11 @@ def test_words_of_a_creator_move_no_cursor() -> None:
     console = Console(width=200, record=True)
     console.print(node_panel(make_status(text=[WIKI | {"name": "a\x1b[2Jb"}])))
     assert "a [2Jb: epoch 2" in console.export_text()
+
+
+def test_a_report_says_how_often_all_read_the_text_and_what_was_fetched(tmp_path: Path) -> None:
+    told = [{"text_epochs": 0.5 * k, "text_fetched": 1_000_000 * k} for k in range(3)]
+    write_down(tmp_path, [], [sample_of(place, **one) for place, one in enumerate(told)])
+    write_report(tmp_path, tmp_path / "report.html")
+    report = (tmp_path / "report.html").read_text()
+    assert "All peers read 1.00 epochs of the text; 2.0 MB came from peers." in report
