@@ -37,7 +37,7 @@ from lowcomm_protocol.peers.records import (
     sign,
 )
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.sections import MAX_PACK_PIECES, MAX_PARTS, PackedText
+from lowcomm_protocol.spec.sections import MAX_PACK_PIECES, MAX_PARTS, PackedText, TextPiece
 
 MAX_STATEMENT_BYTES = 28 * 1024
 """Bytes of a signed statement. One of 200,000 pieces always fits."""
@@ -56,17 +56,6 @@ Pieces = NDArray[np.bool_]
 """For each piece of training text of a part, whether it is one of those meant."""
 Place = tuple[int, int]
 """A part, and an epoch of it."""
-
-
-@dataclass(frozen=True, order=True)
-class TextPiece:
-    """A piece of packed text, to be read in one epoch."""
-
-    part: int
-    """Its place in ``data.parts``."""
-    epoch: int
-    """How often all of the part was read before."""
-    piece: int
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lowcomm_node.data.shards import Split
 from lowcomm_node.errors import DataError
-from lowcomm_protocol.reading import TextPiece
+from lowcomm_protocol.spec.sections import TextPiece
 
 if TYPE_CHECKING:
     from lowcomm_node.data.packed import PackedHeldOut

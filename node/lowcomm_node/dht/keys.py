@@ -26,7 +26,6 @@ from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals,
 from lowcomm_protocol.peers.admission import Rules
 from lowcomm_protocol.peers.invites import read_removals
 from lowcomm_protocol.peers.records import is_from_future, read_record
-from lowcomm_protocol.reading import read_statement
 from lowcomm_protocol.spec.amendments import read_chain
 from lowcomm_protocol.spec.run import name_signed_run, read_signed_run
 
@@ -199,6 +198,8 @@ class Provenances:
         return Provenance(key, expires, info.peer_id, order, info.issued), info.peer_id
 
     def _examine_statement(self, value: bytes, now: float) -> tuple[Provenance, str]:
+        from lowcomm_protocol.reading import read_statement  # NumPy: few runs have packed text
+
         read = read_statement(value)
         rules = self._rules_of(read.run_id)
         if rules is not None and rules.admission == "list":  # an invite would need a claim

@@ -15,7 +15,7 @@ from lowcomm_node.errors import Diverged, TrainerError, Unusable
 from lowcomm_node.node.ipc import AS_JSON, Answer, FailureKind, Request, TrainerEvent, TrainerFailed
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, Offence
-from lowcomm_protocol.reading import TextPiece
+from lowcomm_protocol.spec.sections import TextPiece
 
 # What a trainer is started with, and how it ends
 

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 from time import monotonic, time
+from typing import TYPE_CHECKING
 
 from lowcomm_node.catalogue import Waiting
 from lowcomm_node.dht.keys import peers_key
@@ -20,7 +21,6 @@ from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.net.unsent import keep_little_unsent
 from lowcomm_node.node.entry import GOODBYE_DEADLINE, Entry
 from lowcomm_node.node.messages import Generate, Ready, WriteSnapshot
-from lowcomm_node.node.reading import TextReader
 from lowcomm_node.node.report import NodeState
 from lowcomm_node.node.training import Training
 from lowcomm_node.storage.snapshots import Snapshots
@@ -40,6 +40,9 @@ from lowcomm_protocol.plan import largest_jump
 from lowcomm_protocol.spec.amendments import Amendment
 from lowcomm_protocol.spec.run import SignedRun
 from lowcomm_protocol.state import tolerated_lag
+
+if TYPE_CHECKING:
+    from lowcomm_node.node.reading import TextReader
 
 LEAVE_PATIENCE = 15.0
 """Seconds for running exchanges to end when the node leaves."""
@@ -128,7 +131,9 @@ class Run:
         self.swap, self.fetch = self.exchanger.serve, self._pieces.serve
         self._reader: TextReader | None = None
         if signed.spec.data.parts and trains:
-            reader = self._reader = TextReader(state, signed, entry.identity, self.text)
+            from lowcomm_node.node import reading  # NumPy: most daemons never need it
+
+            reader = self._reader = reading.TextReader(state, signed, entry.identity, self.text)
             self.training.on_state, self.training.on_text = reader.take_over, reader.hear
             state.reading = reader.describe
         self._snapshots: Snapshots | None = None

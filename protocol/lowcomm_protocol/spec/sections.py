@@ -190,6 +190,17 @@ DIGEST_BYTES = 32
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+@dataclass(frozen=True, order=True)
+class TextPiece:
+    """A piece of packed text, to be read in one epoch."""
+
+    part: int
+    """Its place in ``data.parts``."""
+    epoch: int
+    """How often all of the part was read before."""
+    piece: int
+
+
 class PackedText(Settings):
     """``[[data.parts]]``: one packed text, pinned by the digest of its list of pieces.
 
