@@ -44,7 +44,7 @@ MAX_STATEMENT_BYTES = 28 * 1024
 MAX_EPOCH = 1 << 24
 MIXED_BYTES, MOST_MIXED = 32 * 1024 * 1024, 12
 """Bytes of the pieces that a peer reads at once, and their number, at most."""
-MIXED_SHARE = 64
+MIXED_SHARE = 32
 """Of so many pieces a peer reads one at once: when it leaves, others read all of it again."""
 MAX_MET, MAX_STATEMENTS = 8192, 1024
 """Peers that are remembered as met, and those of which we keep a statement on one epoch."""

@@ -50,7 +50,7 @@ def test_batches_mix_pieces_and_every_window_is_read_once(training: PackedTraini
         assert len(new) <= 3, "they end one after the other"
         ended += new
     assert windows == Counter(range(PER_PIECE, 61 * PER_PIECE))
-    assert mixed == 8 and np.mean(at_once) > 2.5
+    assert mixed == 12 and np.mean(at_once) > 2.5
     assert sorted(ended) == [(piece, PER_PIECE) for piece in sorted(pieces)]
     places = [pieces.index(piece) - place for place, (piece, _) in enumerate(ended)]
     assert max(map(abs, places)) <= mixed, "about in the order of the queue"
@@ -78,7 +78,7 @@ def test_a_resumed_stream_draws_the_same_and_waits_for_all_that_it_mixes(
 
 def test_large_pieces_small_texts_and_many_parts_are_mixed_less() -> None:
     assert count_mixed(text_of(1024), 1) == 12
-    assert count_mixed(text_of(256), 1) == 4
+    assert count_mixed(text_of(256), 1) == 8
     assert count_mixed(text_of(3), 1) == 2
     assert count_mixed(text_of(1024, 1 << 24), 1) == 2
     assert [count_mixed(text_of(1024), parts) for parts in (2, 5, 8)] == [7, 2, 1]
