@@ -8,7 +8,7 @@ import pytest
 
 from helpers.processes import Node, Process, Swarm, command, environment, lonely_swarm
 from helpers.waiting import until
-from lowcomm_node.errors import ConfigError
+from lowcomm_node.errors import ConfigError, NodeError
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 DEADLINE = 60.0
@@ -73,6 +73,8 @@ def test_text_outlives_the_machine_that_had_it_first(swarm: Swarm) -> None:
         assert "libtorch" not in Path(f"/proc/{node.child.pid}/maps").read_text()
         status = node.status()
         assert status and status["phase"] == "serving" and status["trainer"]["pid"] is None
+    with pytest.raises(NodeError, match="nothing can pause"):
+        second.ask(lambda client: client.pause(60))
     until(lambda: second.peers(), DEADLINE, "they see each other")
     assert [peer["phase"] for peer in second.peers()] == ["serving"]
 

@@ -43,7 +43,7 @@ class Controls:
     def __init__(self, node: NodeState) -> None:
         self._node = node
         self.request_finish, self.request_stop = node.departure.finish, node.departure.stop
-        self.pause, self.resume = node.availability.pause, node.availability.resume
+        self.resume = node.availability.resume
         self.status, self.peers = partial(report, node), partial(report_peers, node)
         self.limits = partial(report_limits, node.allowance)
         self._examining = asyncio.Lock()
@@ -53,6 +53,15 @@ class Controls:
     def health(self) -> Health:
         """Whether the node is well."""
         return judge_health(self.status())
+
+    def pause(self, seconds: float | None) -> None:
+        """Hold training now. Raises ConfigError where the node never trains; OSError, DiskFull."""
+        if self._node.board.phase == "serving":
+            raise ConfigError(
+                "This node gives text away and does not train, so nothing can pause: limit its "
+                "traffic by `lowcomm-node limits --max-up`, or end it by `lowcomm-node finish`."
+            )
+        self._node.availability.pause(seconds)
 
     def last_exchanges(self, limit: int) -> list[ExchangeEnded]:
         """The last exchanges since the start, newest last."""
