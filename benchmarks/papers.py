@@ -200,11 +200,11 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "waiting": waiting,
     "goodput": goodput,
     "relations": relations.relations,
-    "losses": relations.losses,
-    "peaks": relations.peaks,
     "other-systems": others,
 }
 """By name, those of docs/papers.md and docs/methods.md."""
+REPORTED = TABLES | {"losses": relations.losses, "peaks": relations.peaks}
+"""Those that are printed."""
 
 
 def checks(results: Results) -> Iterator[tuple[str, bool]]:
@@ -263,11 +263,12 @@ def main() -> int:
     results = kit.read(arguments.out)
     if not arguments.report and not arguments.write:
         measure(arguments, results)
-    made = {name: make(results) for name, make in TABLES.items()}
     if arguments.write:
+        made = {name: make(results) for name, make in TABLES.items()}
         for page in PAGES:
             page.write_text(filled(page.read_text(), made))
         return 0
+    made = {name: make(results) for name, make in REPORTED.items()}
     print(kit.machine())
     for name, text in made.items():
         print(f"\n{name}\n\n{text}")
