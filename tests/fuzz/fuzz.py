@@ -35,6 +35,7 @@ WORTH = 60.0
 """Seconds from which on what came of a target is written down."""
 MODULES = ("coded", "told", "machines", "stored", "opened")
 """Where targets are."""
+sys.path.append(str(ROOT / "tests"))  # helpers that they share with tests
 PROTOCOL = ROOT / "protocol" / "lowcomm_protocol"
 COMPILED = [
     path

@@ -216,6 +216,7 @@ def test_other_files_or_options_do_not_go_on_with_what_was_begun(
 
 
 KILLED = """
+import os
 import sys
 from pathlib import Path
 from lowcomm_node.data import packing, shards
@@ -224,7 +225,7 @@ from lowcomm_protocol.identity import Identity
 packing.SAVE_SECONDS, shards.BATCH_BYTES = -1.0, 2000
 encode = packing.Packer._encode
 def counted(self, batch):
-    print(batch.size, flush=True)
+    os.write(1, f"{batch.size}\\n".encode())  # whole lines, of any thread
     sys.stdin.readline()
     return encode(self, batch)
 packing.Packer._encode = counted
