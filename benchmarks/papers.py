@@ -203,8 +203,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "other-systems": others,
 }
 """By name, those of docs/papers.md and docs/methods.md."""
-REPORTED = TABLES | {"losses": relations.losses, "peaks": relations.peaks}
-"""Those that are printed."""
+REPORTED = TABLES | {"losses": relations.losses, "peaks": relations.peaks}  # what is printed
 
 
 def checks(results: Results) -> Iterator[tuple[str, bool]]:
