@@ -33,7 +33,7 @@ class CountingServer(PieceServer):
         self.sent += len(data)
 
 
-@pytest.mark.parametrize("piece_bytes", [64 * 1024, 8 * MIB])
+@pytest.mark.parametrize("piece_bytes", [64 * 1024, pytest.param(8 * MIB, marks=pytest.mark.soak)])
 async def test_ten_kills_cost_a_twentieth_of_the_bytes_at_most(
     piece_bytes: int, tmp_path: Path
 ) -> None:
