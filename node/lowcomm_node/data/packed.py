@@ -26,9 +26,9 @@ from lowcomm_node.data.pack import MASKED
 from lowcomm_node.data.shards import Split
 from lowcomm_node.data.stream import IGNORED, TrainStream
 from lowcomm_node.errors import DataError
-from lowcomm_protocol.reading import TextPiece, count_mixed
+from lowcomm_protocol.reading import count_mixed
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.sections import PackedText
+from lowcomm_protocol.spec.sections import PackedText, TextPiece
 
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets, int64 ``[windows, context]``."""

@@ -37,7 +37,6 @@ from lowcomm_protocol.reading import (
     PieceClaim,
     Place,
     SharedReading,
-    TextPiece,
     count_mixed,
     count_windows,
     read_claims,
@@ -47,6 +46,7 @@ from lowcomm_protocol.reading import (
     write_statement,
 )
 from lowcomm_protocol.spec.run import SignedRun
+from lowcomm_protocol.spec.sections import TextPiece
 
 UNGIVEN, LONGEST = 600.0, 3600.0
 """Seconds after which a piece is skipped that nobody gives, or that still is not here."""
