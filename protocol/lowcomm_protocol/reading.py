@@ -167,7 +167,7 @@ def _inflate(data: bytes) -> bytes:
 
 
 def count_windows(text: PackedText, piece: int, context: int) -> int:
-    """Windows of a piece of training text. What is left at its end is not read."""
+    """Windows of a piece of training text; tokens that fill no window are not read."""
     tokens = min(text.piece_tokens, text.tokens - piece * text.piece_tokens)
     return max(0, tokens) // context
 

@@ -75,7 +75,7 @@ class ChatTemplate:
             yield Document(json.dumps([clean, learned]).encode())
 
     def _span(self, messages: Sequence[dict[str, Any]], place: int) -> tuple[tuple[int, int], str]:
-        """Where an answer begins and ends in the text up to it, and that text."""
+        """First and last character of an answer in the text up to it, and that text."""
         before = self._render(messages[:place], True)
         text = self._render(messages[: place + 1], False)
         same = (n for n, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1])

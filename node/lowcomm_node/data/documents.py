@@ -80,7 +80,7 @@ class Document:
     file: Path | None = None
     """The owner's file that it comes from."""
     place: int = 0
-    """Where its file goes on after it: a byte, unpacked, or a row."""
+    """Offset behind it in its file: a byte, unpacked, or a row."""
     key: bytes = b""
     """Digest of the whole text, of which this is a part; empty: this is the whole."""
 

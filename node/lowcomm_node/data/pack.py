@@ -41,7 +41,7 @@ ENDING = ".pack"
 MASKED = 1 << 31
 """Bit of a token of 4 bytes that is read, but not learned."""
 MOST_PIECES = 16 * 64
-"""Where a text is small its pieces are, too: 64 peers have 16 pieces each to read."""
+"""Pieces of a text below 16 GiB, about: 16 for each of 64 peers."""
 LARGEST_END = 16 << 20
 """Tokens held out at most where no document is."""
 MAX_DESCRIPTION_BYTES = 64 * 1024

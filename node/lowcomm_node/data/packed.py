@@ -4,8 +4,8 @@ Neighbours in a text are alike, and a model that reads only one piece for a whil
 (docs/methods.md). So windows come from several pieces at once, more of the older ones: pieces end
 one after the other.
 
-The n-th window of a piece has the tokens ``[n * context, (n + 1) * context)``. What follows the
-last token of a piece is in another one, so its target is IGNORED, as are those of masked tokens.
+The n-th window of a piece has the tokens ``[n * context, (n + 1) * context)``. The
+last token of a piece has no target in it, so that target is IGNORED, as are masked tokens.
 """
 
 import hashlib

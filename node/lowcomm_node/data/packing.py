@@ -80,7 +80,7 @@ class PackingState:
 
     file: int = 0
     place: int = 0
-    """Where that file goes on."""
+    """Offset in that file to resume from."""
     continues: bool = False
     """Whether the document before that place goes on behind it."""
     held_out: bool = False

@@ -295,8 +295,8 @@ class PackStore:
         return bytes(bitmap)
 
     async def have(self, pieces: Sequence[int], show: Show = lambda text: None) -> None:
-        """Have these pieces here, however long it takes, before those of later calls; ``show``
-        receives what we wait for. Raises DiskFull, and DataError if the owner's pack is damaged."""
+        """Fetch these pieces, however long it takes, before those of later calls; ``show`` gets
+        the reason of the wait. Raises DiskFull, and DataError if the owner's pack is damaged."""
         now = monotonic()
         self._used.update(dict.fromkeys(pieces, now))
         wanted = [piece for piece in dict.fromkeys(pieces) if not await self._is_here(piece)]

@@ -1,7 +1,7 @@
 """Attention that keeps within documents: where they begin in a window, and the mask of that.
 
 A separator is the last token of its document. Rotary positions are relative, so with the mask alone
-they are as if they started anew at each document; learned ones are told where they are.
+they act as if each document began at 0. Learned positions are passed explicitly.
 
 Blocks that are compiled for a GPU take flex attention, which computes no block of the matrix of
 queries and keys that is masked as a whole. Elsewhere a mask is added to this matrix; all layers

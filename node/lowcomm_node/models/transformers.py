@@ -127,7 +127,7 @@ class TransformersModel(Model):
 
     def _alone(self, tokens: Tensor) -> dict[str, Any]:
         """Arguments for windows without a cache. The library keeps attention within documents where
-        positions start anew; within sliding windows, too."""
+        positions begin at 0 again, in sliding windows, too."""
         if self.separator is None:
             return {"use_cache": False}
         places = torch.arange(tokens.shape[1], device=tokens.device)

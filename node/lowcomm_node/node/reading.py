@@ -1,4 +1,4 @@
-"""Which pieces of packed text this node reads, from the choice to the trainer.
+"""Pieces of packed text that this node reads, from the choice to the trainer.
 
 choose ──► claim, in our record ──► have it fetched ──► hand it to the trainer ──► read, stated
                                           │
