@@ -24,13 +24,17 @@ settings.register_profile("lowcomm", deadline=None)
 settings.load_profile("lowcomm")
 
 
-LATER = ("test_life.py", "test_rejoining.py", "test_tunnels.py")
-"""Files of tests/swarm that are left for the end, when every worker is free for one."""
-LONG = ("test_fuzz.py", "test_soak.py")
-"""Files that take minutes each. They run before the other real processes, for the last one would
+LONG = (
+    "test_guides.py", "test_discovery.py", "test_bootstrap.py", "test_amending.py", "test_soak.py",
+    "test_packed.py", "test_models_page.py", "test_page_in_browser.py", "test_liars.py",
+    "test_fuzz.py", "test_kills.py", "test_door.py", "test_two_nodes.py", "test_life.py",
+)  # fmt: skip
+"""Files with real processes that take half a minute or more. They begin first: the last one would
 end alone on one worker."""
-FOLDERS = ("unit", "long", "net", "chaos", "images")
-"""In this order, the fast ones first; ``LONG`` counts as a folder."""
+PROCESSES = ("swarm", "benchmarks", "chaos", "fuzz", "net", "images", "llama")
+"""Folders whose tests wait for other processes more than they compute."""
+AT_ONCE = 2
+"""Workers that run these while there are others to run: two swarms fill a machine."""
 
 
 # Modules, test items and what they hold stay: nothing is searched for garbage until all are there.
@@ -67,37 +71,42 @@ def paced() -> None:
     pace(0.05, SHORT_LOOK)
 
 
-def _turn(file: str) -> int:
-    path = Path(file)
-    folder = path.parts[1] if len(path.parts) > 2 else ""  # tests/FOLDER/...
-    if folder in ("swarm", "benchmarks"):
-        return len(FOLDERS) + 1 if path.name in LATER else 0
-    folder = "long" if path.name in LONG else folder
-    return 1 + FOLDERS.index(folder) if folder in FOLDERS else 1
+def _has_processes(nodeid: str) -> bool:
+    path = nodeid.split("::")[0].split("/")  # tests/FOLDER/...
+    return path[1] in PROCESSES
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast tests first. Where several workers share them, swarms first of all: one worker has all
-    of them, and takes longest."""
+    """Fast tests first. Where several workers share them, the longest first."""
     alone = not hasattr(config, "workerinput")
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
 
-    def place(item: pytest.Item) -> tuple[int, str]:
-        file = item.nodeid.split("::")[0]
-        return _turn(file) or (len(FOLDERS) if alone else 0), file
+    def place(item: pytest.Item) -> tuple[bool, int, str]:
+        name = item.path.name
+        late = LONG.index(name) if name in LONG else len(LONG) + (item.path not in slow)
+        return _has_processes(item.nodeid), -late if alone else late, str(item.path)
 
     items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One swarm or benchmark at a time, for each fills a machine; unit tests run beside them, file
-    by file."""
+    """File by file, and few swarms at a time."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneSwarmAtATime(LoadScopeScheduling):
+    class FewSwarmsAtATime(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::")[0]
-            return file if _turn(file) else "swarm"
+            return nodeid.split("::")[0]
+
+        def _assign_work_unit(self, node: Any) -> None:
+            busy = sum(
+                any(_has_processes(file) and not all(done.values()) for file, done in files.items())
+                for other, files in self.assigned_work.items()
+                if other is not node
+            )
+            fits = (file for file in self.workqueue if _has_processes(file) == (busy < AT_ONCE))
+            self.workqueue.move_to_end(next(fits, next(iter(self.workqueue))), last=False)
+            super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False
-    return OneSwarmAtATime(config, log)
+    return FewSwarmsAtATime(config, log)
