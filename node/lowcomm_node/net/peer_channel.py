@@ -1,4 +1,8 @@
-"""Opens and closes the routes to one peer, as ``routes.RouteChoice`` decides.
+"""Opens and closes the routes to one peer.
+
+Direct is preferred. Unknown routes are tried: direct at once, the tunnel after a head start, or as
+soon as direct has failed. A failed route is tried again with growing pauses, or soon if no other is
+open.
 
 A gRPC channel is used only while it is connected. A disconnected one is closed once its calls have
 ended, and the next call opens another, so that no call waits for a dead address.
@@ -16,7 +20,7 @@ from grpc import aio
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import CIRCUIT
 from lowcomm_node.net.pipe import Outgoing, Pipes, name_tunnel
-from lowcomm_node.net.routes import DEADLINES, PeerRoute, Route, RouteChoice
+from lowcomm_node.net.routes import DEADLINES, HEAD_START, PeerRoute, Route, RouteHistory
 from lowcomm_node.net.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
 from lowcomm_node.net.targets import MAX_ADDRESSES, Targets
 from lowcomm_node.net.tls import SERVER_NAME, Gatekeeper, pinned
@@ -174,12 +178,12 @@ class PeerChannel:
         self._info = info
         self._dialer = dialer
         self._clock = clock
-        self._choice = RouteChoice(dialer.routes)
+        self._histories = {route: RouteHistory() for route in dialer.routes}
         self._open: dict[Route, Connected] = {}
         self._attempts: dict[Route, asyncio.Task[None]] = {}
+        """Also to renew a route that is open."""
         self._retiring: dict[Connected, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
-        self._direct_failed = asyncio.Event()
         self._changed = asyncio.Event()
         self._looked = float("-inf")
         self._answered = ""
@@ -193,16 +197,13 @@ class PeerChannel:
         self._follow(info)
         async with in_time(PATIENCE, f"can't be reached within {PATIENCE:.0f} s"):
             while not self._closed:
-                plan = self._choice.plan(self._clock())
-                for route, after in plan.attempts.items():
-                    # Else what was begun to renew it opens it now
-                    if route not in self._attempts:
-                        self._begin(route, after)
-                if plan.use is not None:
-                    self._improve(self._open[plan.use])
-                    return self._open[plan.use].channel
+                self._begin_due()
+                if (connected := self._best) is not None:
+                    self._improve(connected)
+                    return connected.channel
                 if not self._attempts:
-                    raise LinkLost(plan.reason)
+                    reasons = self._reasons()
+                    raise LinkLost("can't be reached" + (f" ({reasons})" if reasons else ""))
                 self._changed.clear()
                 await self._changed.wait()
         raise LinkLost("was closed: the node leaves, or made room for another peer")
@@ -230,16 +231,15 @@ class PeerChannel:
             if (attempt := self._attempts.pop(route, None)) is not None:
                 attempt.cancel()
             self._retire(route)
-            self._choice.moved(route)
+            self._histories[route] = RouteHistory()
         self._changed.set()
 
     def describe(self) -> PeerRoute:
         """What ``peers`` shows of the route in use, or why there is none."""
-        route = self._choice.route
-        if route is None:
-            return PeerRoute(route_reason=self._choice.reasons() or None)
-        used, reason = self._open[route], self._choice.reason(Route.DIRECT)
-        return PeerRoute(route=used.name, route_reason=reason or None, round_trip=used.round_trip)
+        if (used := self._best) is None:
+            return PeerRoute(route_reason=self._reasons() or None)
+        reason = self._histories[Route.DIRECT].reason or None
+        return PeerRoute(route=used.name, route_reason=reason, round_trip=used.round_trip)
 
     async def close(self) -> None:
         """End all calls and attempts."""
@@ -263,19 +263,35 @@ class PeerChannel:
         if set(info.entry_points) - set(before.entry_points) and Route.TUNNEL not in self._open:
             self.renew(Route.TUNNEL)
 
+    @property
+    def _best(self) -> Connected | None:
+        """The best open route."""
+        return next((self._open[route] for route in self._histories if route in self._open), None)
+
+    def _reasons(self) -> str:
+        """Why each route failed last, in words."""
+        histories = self._histories.items()
+        return "; ".join(f"{route}: {one.reason}" for route, one in histories if one.reason)
+
     # opening
 
-    def _begin(self, route: Route, after: float = 0.0) -> None:
-        if route is Route.DIRECT:
-            self._direct_failed.clear()
-        self._attempts[route] = start(self._attempt(route, after))
+    def _begin_due(self) -> None:
+        """Begin to open the routes that may be tried now and are better than what is open."""
+        for route, history in self._histories.items():
+            if route in self._open:
+                return
+            if route not in self._attempts and history.is_due(self._clock(), not self._open):
+                self._begin(route)
 
-    async def _attempt(self, route: Route, after: float) -> None:
+    def _begin(self, route: Route) -> None:
+        self._attempts[route] = start(self._attempt(route))
+
+    async def _attempt(self, route: Route) -> None:
         peer_id = self._info.peer_id
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(after):
-                    await self._direct_failed.wait()
+            direct = self._attempts.get(Route.DIRECT)
+            if route is Route.TUNNEL and direct is not None:
+                await asyncio.wait([direct], timeout=HEAD_START)
             began = self._clock()
             async with asyncio.timeout(DEADLINES[route]):
                 connected = await self._connect(route)
@@ -337,22 +353,18 @@ class PeerChannel:
 
     def _fail(self, route: Route, reason: str) -> None:
         if route not in self._open:  # else it was a renewal
-            self._choice.failed(route, self._clock(), reason)
-        if route is Route.DIRECT:
-            self._direct_failed.set()
+            self._histories[route].fail(self._clock(), reason)
         log.debug("route.failed", peer=self._info.peer_id, route=route, reason=reason)
 
     def _opened(self, route: Route, connected: Connected) -> None:
         self._retire(route)
         self._open[route] = connected
-        self._choice.opened(route, self._clock())
+        self._histories[route].open(self._clock())
         connected.watching = start(self._watch(route, connected))
         # A direct connection makes an attempt to open a tunnel needless. An open tunnel that is
         # being renewed stays as it is.
         if route is Route.DIRECT and (other := self._attempts.pop(Route.TUNNEL, None)) is not None:
             other.cancel()
-            if Route.TUNNEL not in self._open:
-                self._choice.dropped(Route.TUNNEL)
 
     # what is open
 
@@ -361,8 +373,7 @@ class PeerChannel:
         while connected.channel.get_state() is _State.READY:
             await connected.channel.wait_for_state_change(_State.READY)
         if self._open.get(route) is connected:
-            reason = "the connection broke off soon after it was made"
-            self._choice.lost(route, self._clock(), reason)
+            self._histories[route].lose(self._clock())
             log.debug("route.lost", peer=self._info.peer_id, route=connected.name)
             self._retire(route)
 

@@ -1,143 +1,184 @@
-"""What must hold for the choice of a route: times are arguments, nothing is opened."""
+"""What must hold for the routes to one peer: a dialer in memory, and a clock of its own."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lowcomm_node.net.routes import (
-    ALONE_PAUSE,
-    FIRST_PAUSE,
-    FLAP,
-    HEAD_START,
-    LONGEST_PAUSE,
-    CallPlan,
-    Route,
-    RouteChoice,
-)
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.net import peer_channel
+from lowcomm_node.net.peer_channel import Connected, PeerChannel
+from lowcomm_node.net.routes import ALONE_PAUSE, FIRST_PAUSE, FLAP, LONGEST_PAUSE, Route
+from lowcomm_protocol.peers.records import PeerInfo, Phase
 
 DIRECT, TUNNEL = Route.DIRECT, Route.TUNNEL
+INFO = PeerInfo(
+    peer_id="callee",
+    run_id="0" * 64,
+    phase=Phase.TRAINING,
+    issued=0.0,
+    expires=1.0,
+    addresses=("10.0.0.1:1",),
+)
+
+
+class Line:
+    """A gRPC channel over one route, until it breaks."""
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        self.broken = asyncio.Event()
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        states = grpc.ChannelConnectivity
+        return states.IDLE if self.broken.is_set() else states.READY
+
+    async def wait_for_state_change(self, state: object) -> None:
+        await self.broken.wait()
+
+    async def close(self, grace: float | None = None) -> None:
+        self.broken.set()
+
+
+class Peer:
+    """A peer with two routes, either of which may answer, be dead, or keep us waiting."""
+
+    routes, targets = tuple(Route), None
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.answers: dict[Route, bool | None] = {DIRECT: True, TUNNEL: True}
+        """None: not until that changes."""
+        self.tried: list[Route] = []
+        self.channel: Any = PeerChannel(INFO, self, lambda: self.now)
+
+    def direct(self, address: str, public_key: bytes) -> Connected:
+        return self._connect(DIRECT)
+
+    async def through_pipe(self, info: PeerInfo) -> Connected:
+        return self._connect(TUNNEL)
+
+    def _connect(self, route: Route) -> Connected:
+        self.tried.append(route)
+        peer, line = self, Line(route)
+
+        class Answering(Connected):
+            async def is_ready(self) -> bool:
+                while (answer := peer.answers[route]) is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                return answer
+
+        return Answering(line)
+
+    async def why(self, channel: object, peer_id: str) -> str:
+        return "is dead"
+
+    async def ping(self, channel: object, peer_id: str) -> None: ...
+
+    async def call(self) -> Line:
+        """The channel of a call; what that has begun to open comes to its end if it can."""
+        line = await self.channel.channel(INFO)
+        await settle()
+        return line
+
+
+async def settle() -> None:
+    """Let tasks go on that wait for nothing else."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
-def choice() -> RouteChoice:
-    return RouteChoice()
+async def peer(monkeypatch) -> AsyncIterator[Peer]:
+    monkeypatch.setattr(peer_channel, "HEAD_START", 0.01)
+    peer = Peer()
+    yield peer
+    await peer.channel.close()
 
 
-def routes_of(plan: CallPlan) -> list[Route]:
-    return list(plan.attempts)
+async def test_direct_is_tried_first_and_the_tunnel_where_it_fails(peer):
+    assert (await peer.call()).route is DIRECT
+    assert peer.tried == [DIRECT]
 
 
-def with_dead_direct(choice: RouteChoice, now: float = 0.0) -> None:
-    """The direct address is dead, the tunnel is open."""
-    choice.plan(now)
-    choice.failed(DIRECT, now, "did not answer")
-    choice.opened(TUNNEL, now)
+@pytest.mark.parametrize("direct", [False, None])
+async def test_else_the_tunnel_is_used_and_no_call_waits_for_direct_any_more(peer, direct):
+    peer.answers[DIRECT] = direct
+    assert (await peer.call()).route is TUNNEL
+    assert (await peer.call()).route is TUNNEL
+    assert peer.tried == [DIRECT, TUNNEL]
 
 
-def test_what_is_not_known_is_tried_direct_first_and_the_tunnel_after_a_head_start(choice):
-    plan = choice.plan(0.0)
-    assert plan == CallPlan(use=None, attempts={DIRECT: 0.0, TUNNEL: HEAD_START})
-    assert routes_of(plan) == [DIRECT, TUNNEL]
+async def test_direct_takes_over_as_soon_as_it_answers(peer):
+    peer.answers[DIRECT] = None
+    assert (await peer.call()).route is TUNNEL
+    peer.answers[DIRECT] = True
+    await peer.call()
+    assert (await peer.call()).route is DIRECT
 
 
-def test_else_the_tunnel_and_no_call_waits_for_direct_any_more(choice):
-    choice.plan(0.0)
-    choice.opened(TUNNEL, 1.0)
-    assert choice.plan(1.1) == CallPlan(use=TUNNEL), "while direct is still being tried"
-    choice.failed(DIRECT, 5.0, "did not answer")
-    assert choice.plan(5.1) == CallPlan(use=TUNNEL)
-    assert choice.reason(DIRECT) == "did not answer"
-
-
-def test_a_dead_direct_address_is_tried_again_beside_the_tunnel_and_less_often_each_time(choice):
-    with_dead_direct(choice)
-    now, pauses = 0.0, []
+async def test_a_dead_direct_address_is_tried_again_beside_the_tunnel_and_less_often_each_time(
+    peer,
+):
+    peer.answers[DIRECT] = False
+    await peer.call()
+    pauses = []
     for _ in range(12):
-        began = now
-        while not routes_of(plan := choice.plan(now)):
-            assert plan.use is TUNNEL
-            now += 0.5
-        assert plan == CallPlan(use=TUNNEL, attempts={DIRECT: 0.0})
-        pauses.append(now - began)
-        choice.failed(DIRECT, now, "did not answer")
+        began, tries = peer.now, peer.tried.count(DIRECT)
+        while peer.tried.count(DIRECT) == tries:
+            peer.now += FIRST_PAUSE / 2
+            assert (await peer.call()).route is TUNNEL
+        pauses.append(peer.now - began)
     assert pauses[0] == FIRST_PAUSE
     assert pauses == sorted(pauses)
     assert pauses[-1] == pauses[-2] == LONGEST_PAUSE
+    assert peer.channel.describe().route_reason == "is dead"
 
 
-def test_a_route_that_breaks_is_verified_before_it_is_used_again(choice):
-    choice.plan(0.0)
-    choice.opened(DIRECT, 0.1)
-    choice.dropped(TUNNEL)
-    choice.lost(DIRECT, 100.0, "broke")
-    plan = choice.plan(100.0)
-    assert plan.use is None and routes_of(plan) == [DIRECT, TUNNEL]
+async def test_a_route_that_breaks_is_opened_again_before_it_is_used(peer):
+    line = await peer.call()
+    peer.now += 100.0
+    line.broken.set()
+    await settle()
+    another = await peer.call()
+    assert another.route is DIRECT and another is not line
+    assert peer.tried == [DIRECT, DIRECT]
 
 
-def test_a_route_that_opens_but_does_not_hold_gives_way_to_the_other(choice):
-    with_dead_direct(choice)
-    now = FIRST_PAUSE
+async def test_a_route_that_opens_but_does_not_hold_gives_way_to_the_other(peer):
+    peer.answers[DIRECT] = False
+    await peer.call()
+    peer.answers[DIRECT] = True
+    peer.now += FIRST_PAUSE
     for round_ in range(4):
-        assert routes_of(choice.plan(now)) == [DIRECT]
-        choice.opened(DIRECT, now)
-        choice.lost(DIRECT, now + FLAP / 2, "reset")
-        assert choice.plan(now + FLAP / 2) == CallPlan(use=TUNNEL)
-        now += FLAP / 2 + FIRST_PAUSE * 2 ** (round_ + 1)
+        await peer.call()
+        line = await peer.call()
+        assert line.route is DIRECT
+        peer.now += FLAP / 2
+        line.broken.set()
+        await settle()
+        assert (await peer.call()).route is TUNNEL
+        peer.now += FIRST_PAUSE * 2 ** (round_ + 1)
 
 
-def test_when_nothing_works_each_route_is_tried_again_soon_and_the_reasons_are_told(choice):
-    choice.plan(0.0)
-    choice.failed(DIRECT, 5.0, "did not answer within 5 s")
-    choice.failed(TUNNEL, 6.0, "has no place left")
-    assert choice.plan(6.5) == CallPlan(
-        use=None,
-        reason="can't be reached (direct: did not answer within 5 s; tunnel: has no place left)",
-    )
-    assert routes_of(choice.plan(5.0 + ALONE_PAUSE)) == [DIRECT]
-    assert routes_of(choice.plan(6.0 + ALONE_PAUSE)) == [TUNNEL]
-    for failures in range(20):
-        choice.failed(DIRECT, 100.0 * failures, "dead")
-        choice.failed(TUNNEL, 100.0 * failures, "dead")
-        assert routes_of(choice.plan(100.0 * failures + ALONE_PAUSE)) == [DIRECT, TUNNEL]
+async def test_when_nothing_works_each_route_is_tried_again_soon_and_the_reasons_are_told(peer):
+    peer.answers = dict.fromkeys(Route, False)
+    for tries in range(1, 20):
+        with pytest.raises(LinkLost, match=r"\(direct: is dead; tunnel: is dead\)"):
+            await peer.call()
+        assert peer.tried == [DIRECT, TUNNEL] * tries
+        with pytest.raises(LinkLost, match=r"can't be reached \(direct"):
+            await peer.call()
+        assert peer.tried == [DIRECT, TUNNEL] * tries, "not at once"
+        peer.now += ALONE_PAUSE
 
 
-INPUTS = st.one_of(
-    st.tuples(st.just("plan"), st.none()),
-    st.tuples(
-        st.sampled_from(["opened", "failed", "dropped", "lost", "moved"]),
-        st.sampled_from(Route),
-    ),
-)
-
-
-@given(st.lists(st.tuples(st.floats(0, 1000), INPUTS), max_size=60))
-def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reason(steps):
-    choice, now, under_way, opened = RouteChoice(), 0.0, set[Route](), set[Route]()
-    for pause, (what, route) in steps:
-        now += pause
-        match what:
-            case "opened" if route in under_way | opened:  # where it is open, it was renewed
-                choice.opened(route, now)
-                under_way.discard(route)
-                opened.add(route)
-            case "failed" if route in under_way:
-                choice.failed(route, now, "dead")
-                under_way.remove(route)
-            case "dropped" if route in under_way:
-                choice.dropped(route)
-                under_way.remove(route)
-            case "lost" if route in opened:
-                choice.lost(route, now, "broke")
-                opened.remove(route)
-            case "moved":
-                choice.moved(route)
-                under_way.discard(route)
-                opened.discard(route)
-            case "plan":
-                plan = choice.plan(now)
-                assert not plan.attempts.keys() & (under_way | opened)
-                under_way |= plan.attempts.keys()
-                assert plan.use in opened if plan.use else not opened
-                assert plan.use is not TUNNEL or DIRECT not in opened, "direct where it is open"
-                assert plan.use or under_way or "can't be reached" in plan.reason
-        assert choice.route in opened if choice.route else not opened
+async def test_a_peer_with_another_address_is_called_there_at_once(peer):
+    peer.answers = dict.fromkeys(Route, False)
+    with pytest.raises(LinkLost):
+        await peer.call()
+    peer.answers[DIRECT] = True
+    peer.channel.renew(DIRECT)
+    assert (await peer.call()).route is DIRECT
