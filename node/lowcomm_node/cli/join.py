@@ -17,13 +17,14 @@ from rich.live import Live
 
 from lowcomm_node.cli.common import Here, command, read_settings, setting_options
 from lowcomm_node.errors import ConfigError, NodeError
+from lowcomm_node.net.p2pd import free_port
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import LoadedSettings
 from lowcomm_node.status import words
 from lowcomm_node.status.events import Notice
 from lowcomm_node.system.app import run_async
-from lowcomm_node.system.command import check_port, ending_signals, importing, say
+from lowcomm_node.system.command import ending_signals, importing, say
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.systemd import ServiceManager
 from lowcomm_node.system.units import clean
@@ -117,9 +118,9 @@ def _refuse_at_once(settings: NodeSettings) -> None:
         if not is_there(settings.data):
             raise ConfigError(f"--data {settings.data}: nothing is there: correct the path.")
     host = settings.host or "127.0.0.1"
-    for option, port in (("port", settings.port), ("dht-port", settings.dht_port)):
-        check_port(host, port, option)
-    check_port("127.0.0.1", settings.control_port, "control-port")
+    free_port(host, settings.port)
+    free_port(host, settings.dht_port, choice="another with --dht-port")
+    free_port("127.0.0.1", settings.control_port, choice="another with --control-port")
 
 
 async def _run(

@@ -4,7 +4,6 @@ Imports little itself, because Ctrl-C prints a traceback before ``run_command`` 
 """
 
 import ctypes
-import errno
 import gc
 import io
 import logging
@@ -13,7 +12,6 @@ import platform
 import shlex
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +20,7 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lowcomm_node.errors import ConfigError, Incompatible, PortInUse
+from lowcomm_node.errors import ConfigError, Incompatible
 
 INTERRUPTED = 130
 _LOG = logging.getLogger("lowcomm")
@@ -224,21 +222,3 @@ def check_system(find_p2pd: Callable[[], Path]) -> None:
         )
     if sys.platform != "linux":
         _LOG.warning("lowcomm is tried on Linux only, not on %s: tell us how it went", system)
-
-
-def check_port(host: str, port: int, option: str) -> None:
-    """Raise PortInUse if another program listens at a port of a host; its use shows other
-    troubles."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                f"Port {port} of {host} is in use: choose another with --{option}, or 0 for any "
-                "free one."
-            ) from None
