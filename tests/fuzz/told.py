@@ -165,8 +165,7 @@ def introduction() -> Made:
     ]
     told = pb.SignedRecord.FromString(write_record(info(), ADA))
     return run, [
-        pb.Introduction(record=told, uses=uses * number, release="0.1.0").SerializeToString()
-        for number in (0, 1, 3)
+        pb.Introduction(record=told, uses=uses * number).SerializeToString() for number in (0, 1, 3)
     ]
 
 

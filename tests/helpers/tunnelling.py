@@ -98,7 +98,8 @@ class End:
         """What another answers to Describe: as whom it knows us."""
         stub = await self.channels.stub(other)
         metadata = self.channels.metadata(other.peer_id)
-        return (await stub.Describe(pb.Introduction(), metadata=metadata, timeout=30)).release
+        answer = await stub.Describe(pb.Introduction(), metadata=metadata, timeout=30)
+        return answer.amendments.decode()
 
     # what the service asks of it
 
@@ -114,7 +115,7 @@ class End:
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Tell the caller as whom we know it."""
         self.callers.append(peer)
-        return pb.Introduction(release=peer)
+        return pb.Introduction(amendments=peer.encode())
 
 
 @asynccontextmanager

@@ -104,7 +104,7 @@ class Callee:
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Tells who called."""
         self.introduced.append(peer)
-        return pb.Introduction(release=peer)
+        return pb.Introduction(amendments=peer.encode())
 
     def info(self, **changes: Any) -> PeerInfo:
         """The record that callers go by."""

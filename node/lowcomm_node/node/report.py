@@ -166,7 +166,7 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
         tokens_per_second=info.tokens_per_second,
         val_loss=info.report.held_out_loss or None,
         address=info.addresses[0] if info.addresses else None,
-        release=membership.releases.get(info.peer_id),
+        release=info.report.release or None,
         name=info.report.name,
         age=now - info.issued,
         completed=history.completed,

@@ -27,7 +27,7 @@ from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import ask_server, name_of
 from lowcomm_node.swarm.hosts import any_host, in_numbers, listening
-from lowcomm_node.swarm.membership import Listeners, Membership, OwnRecord
+from lowcomm_node.swarm.membership import Membership, OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import Tasks, endure, repeat
@@ -197,12 +197,10 @@ class Run:
             settings=self._settings,
             run_admission=self._admission,
             refusals=entry.refusals,
-            listeners=Listeners(
-                warn=board.warn,
-                withdraw=board.withdraw,
-                on_removals=self._drop_removed,
-                on_barred=leave,
-            ),
+            warn=board.warn,
+            withdraw=board.withdraw,
+            on_removals=self._drop_removed,
+            on_barred=leave,
             rejoin=entry.rejoin,
         )
         self.endpoint.on_sign_of_life(membership.sign_of_life)

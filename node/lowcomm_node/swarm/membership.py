@@ -8,7 +8,6 @@ from functools import partial
 from time import monotonic, time
 
 import grpc
-from cachetools import LRUCache
 
 from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
@@ -19,7 +18,6 @@ from lowcomm_node.net.targets import places_of
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.rejoin import Rejoin
-from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import Tasks, endure, repeat
 from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What, in_words
 from lowcomm_protocol.identity import Identity
@@ -34,7 +32,7 @@ from lowcomm_protocol.peers.records import (
     read_record,
     write_record,
 )
-from lowcomm_protocol.peers.roster import MAX_PEERS, PROBE_EVERY, Roster
+from lowcomm_protocol.peers.roster import PROBE_EVERY, Roster
 from lowcomm_protocol.spec.run import SignedRun
 
 MEET_DEADLINE = 3.0
@@ -51,8 +49,6 @@ SMALL_SWARM, LONGEST_POLL = 4, 15.0
 it asks, and the longest pause in seconds between two of them."""
 REMOVALS_EVERY = 10.0
 """Seconds between two looks for removed peers: a removal must take effect within a minute."""
-MAX_RELEASE = 32
-"""Characters of the release that a peer names."""
 MAX_REFUSING = 8
 """Warnings that peers refuse us: the first ones say why."""
 
@@ -61,19 +57,6 @@ def look_pause(poll: float, record_life: float, peers: int) -> float:
     """Seconds until the next lookup in a run with ``peers`` peers, ourselves included. New peers
     introduce themselves, so lookups may be rare, but records must not expire in between."""
     return max(poll, min(LONGEST_POLL, record_life / 2, poll * peers / SMALL_SWARM))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listeners:
-    """Callbacks of the node."""
-
-    warn: Callable[[str, str], None]
-    withdraw: Callable[[str], None]
-    """Warnings of this kind hold no longer."""
-    on_removals: Callable[[], None]
-    """Peers were removed, or admission was amended."""
-    on_barred: Callable[[NotAdmitted], None]
-    """The run does not admit us any more."""
 
 
 @dataclass(kw_only=True)
@@ -149,7 +132,13 @@ class Membership:
     settings: NodeSettings
     run_admission: RunAdmission
     refusals: Refusals
-    listeners: Listeners
+    warn: Callable[[str, str], None]
+    withdraw: Callable[[str], None]
+    """Warnings of this kind hold no longer."""
+    on_removals: Callable[[], None]
+    """Peers were removed, or admission was amended."""
+    on_barred: Callable[[NotAdmitted], None]
+    """The run does not admit us any more."""
     rejoin: Rejoin | None = None
 
     def __post_init__(self) -> None:
@@ -163,9 +152,6 @@ class Membership:
         """Whether more peers are alive than the run is for, and the owner was warned."""
         self._changed = asyncio.Event()
         self._greetings = Tasks()
-        self._release = release()
-        self.releases: LRUCache[str, str] = LRUCache(MAX_PEERS)
-        """Software of peers, as they say."""
         self._likely: frozenset[str] = frozenset()
         """Peers that the DHT has connected us to."""
 
@@ -224,7 +210,7 @@ class Membership:
         poll, life, roster = self.settings.poll, self.settings.record_life, self.roster
 
         def repeated(trouble: str, work: Work, pause: Callable[[], float]) -> Awaitable[None]:
-            warn = partial(self.listeners.warn, "defect")
+            warn = partial(self.warn, "defect")
             return endure(trouble, partial(repeat, work, pause), warn)
 
         def until_look() -> float:
@@ -254,7 +240,7 @@ class Membership:
             self._is_too_large = self._is_too_large and peers >= sync.group
             return
         self._is_too_large = True
-        self.listeners.warn(
+        self.warn(
             "too-many-peers",
             f"{peers} peers are alive, but this run is for at most {sync.group} (group = "
             f"{sync.group}, consensus = 0): most exchanges become realignments, which carry fp32 "
@@ -280,7 +266,7 @@ class Membership:
         is_newer = self.own.follow(records.get(own, b""), not self._has_looked)
         if self._has_looked and is_newer and not self._is_twin_seen:
             self._is_twin_seen = True
-            self.listeners.warn(
+            self.warn(
                 "identity-in-use",
                 f"another process takes part as {own}: end it, or start this one with "
                 "a --home of its own; a copied home needs its identity.key moved away",
@@ -297,7 +283,7 @@ class Membership:
         try:
             self.run_admission.check_ourselves(time())
         except NotAdmitted as error:
-            self.listeners.on_barred(error)
+            self.on_barred(error)
 
     async def acquaint(self) -> None:
         """Look around, as a newcomer, until peers have proved to be there, or none is likely to."""
@@ -342,7 +328,7 @@ class Membership:
         if peer_id in self._refusing:
             self._refusing.discard(peer_id)
             if not self._refusing:
-                self.listeners.withdraw("not-taken")
+                self.withdraw("not-taken")
         if is_new and info is not None:
             self._changed.set()
             self._learn_entry_points(info)
@@ -366,11 +352,11 @@ class Membership:
             newer = await self.run_admission.look(self.discovery)
         except (LowcommError, OSError) as error:
             reason = f"what is known of invites and removals could not be kept: {error}"
-            self.listeners.warn("not-kept", reason)
+            self.warn("not-kept", reason)
             newer = True
         if newer:
             self._changed.set()
-            self.listeners.on_removals()
+            self.on_removals()
 
     def _hear_introduction(self, peer: str, introduction: pb.Introduction) -> None:
         """Take in a peer's record, and the uses of invites that it knows."""
@@ -379,14 +365,10 @@ class Membership:
             return
         if introduction.HasField("record"):  # a peer may call only to see whether we answer
             self._hear(introduction.record.SerializeToString(), sender=peer)
-        theirs = introduction.release
-        # It is shown in terminals: no control characters.
-        if theirs and len(theirs) <= MAX_RELEASE and theirs.isascii() and theirs.isprintable():
-            self.releases[peer] = theirs
         self.run_admission.admission.hear_uses(introduction.uses, time())
         if self.run_admission.hear_amendments(introduction.amendments):
             self._changed.set()
-            self.listeners.on_removals()
+            self.on_removals()
 
     def _hear(self, data: bytes, sender: str | None = None) -> PeerInfo | None:
         info = self.roster.hear(data, time(), sender)
@@ -401,7 +383,7 @@ class Membership:
             await self.discovery.publish(key, self.roster.own_peer_id, self._record(), life)
         except LowcommError as error:
             reason = f"our record could not be published: {error}"
-            self.listeners.warn("record-not-published", reason)
+            self.warn("record-not-published", reason)
 
     async def greet_all(self) -> None:
         """Ask the alive peers for fresh records, since those in the DHT may be some seconds old."""
@@ -438,13 +420,12 @@ class Membership:
         if code is grpc.StatusCode.UNAUTHENTICATED and is_new:
             self._refusing.add(info.peer_id)
             reason = f"{info.peer_id[-6:]} does not take us: {in_words(details)}"
-            self.listeners.warn("not-taken", reason)
+            self.warn("not-taken", reason)
 
     def _introduction(self) -> pb.Introduction:
         alive = frozenset(info.peer_id for info in self.roster.alive(time()))
         return pb.Introduction(
             record=pb.SignedRecord.FromString(self._record()),
-            release=self._release,
             uses=self.run_admission.admission.uses_to_tell(alive),
             amendments=self.run_admission.course.chain.data,
         )

@@ -215,16 +215,14 @@ class Manifest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., moments: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., slow_digests: _Optional[_Iterable[bytes]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("record", "release", "uses", "amendments")
+    __slots__ = ("record", "uses", "amendments")
     RECORD_FIELD_NUMBER: _ClassVar[int]
-    RELEASE_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
     AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
     record: SignedRecord
-    release: str
     uses: _containers.RepeatedCompositeFieldContainer[Use]
     amendments: bytes
-    def __init__(self, record: _Optional[_Union[SignedRecord, _Mapping]] = ..., release: _Optional[str] = ..., uses: _Optional[_Iterable[_Union[Use, _Mapping]]] = ..., amendments: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, record: _Optional[_Union[SignedRecord, _Mapping]] = ..., uses: _Optional[_Iterable[_Union[Use, _Mapping]]] = ..., amendments: _Optional[bytes] = ...) -> None: ...
 
 class SignedRecord(_message.Message):
     __slots__ = ("payload", "signature")

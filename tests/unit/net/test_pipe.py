@@ -68,7 +68,7 @@ async def test_the_callee_knows_who_calls_without_any_credential():
         outgoing = await ada.pipes.dial(bob.peer_id, ())
         async with aio.insecure_channel(outgoing.target) as channel:
             answer = await soon(ExchangeStub(channel).Describe(pb.Introduction(), timeout=30))
-            assert answer.release == ada.peer_id
+            assert answer.amendments.decode() == ada.peer_id
 
 
 async def test_a_credential_of_another_peer_is_refused():

@@ -74,7 +74,7 @@ async def describe(
         answer = await stub.Describe(pb.Introduction(), metadata=metadata, timeout=10)
     except aio.AioRpcError as error:
         return error.code(), error.details() or ""
-    return Status.OK, answer.release
+    return Status.OK, answer.amendments.decode()
 
 
 # Credentials
@@ -325,7 +325,7 @@ async def test_addresses_are_tried_in_turn():
             metadata = channels.metadata(CALLEE.peer_id)
             assert (
                 await stub.Describe(pb.Introduction(), metadata=metadata, timeout=10)
-            ).release == CALLER.peer_id
+            ).amendments.decode() == CALLER.peer_id
 
 
 async def test_an_address_can_not_name_a_path_on_this_machine(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm import membership as membership_module
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.membership import Listeners, Membership, OwnRecord
+from lowcomm_node.swarm.membership import Membership, OwnRecord
 from lowcomm_protocol.errors import Reason, Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -81,17 +81,13 @@ class Party:
             identity=self.identity, run_id=self.run.run_id, certificate=self.certificate.public_key,
             addresses=(f"127.0.0.1:{self.port}",), progress=lambda: (self.swarm_step, 0, 0.0),
         )  # fmt: skip
-        listeners = Listeners(
-            warn=lambda code, text: self.warnings.append(text),
-            withdraw=lambda code: self.warnings.clear(),
-            on_removals=self._on_removals,
-            on_barred=self.barred.append,
-        )
         self.membership = Membership(
             own=own, signed=self.run, roster=self.roster, discovery=self.discovery,
             channels=self.channels,
             settings=settings, run_admission=self.run_admission, refusals=self.refusals,
-            listeners=listeners,
+            warn=lambda code, text: self.warnings.append(text),
+            withdraw=lambda code: self.warnings.clear(),
+            on_removals=self._on_removals, on_barred=self.barred.append,
         )  # fmt: skip
         service.on_caller = self.membership.sign_of_life
         return self
