@@ -121,8 +121,9 @@ async def test_nothing_is_lost_where_a_channel_is_closed_as_soon_as_its_call_has
     ada = await net.end(where(bob), listen=[QUIC])
     for number in range(12):
         outgoing = await ada.pipes.dial(bob.peer_id, where(bob))
+        metadata = ada.channels.metadata(bob.peer_id)
         async with aio.insecure_channel(outgoing.target) as channel:
-            stream = CallerStream(ExchangeStub(channel).Swap(timeout=60))
+            stream = CallerStream(ExchangeStub(channel).Swap(metadata=metadata, timeout=60))
             await stream.send(chunk(number, 8 << number))
             assert await received(stream) == chunk(number, 8 << number)
             await stream.close()

@@ -1,7 +1,7 @@
 """Answers calls: the gRPC server, and the Exchange service that authenticates every call.
 
     over TLS       a credential in each call proves the caller's identity
-    through a pipe libp2p has proven it; our end of the pipe names the caller by its unix socket
+    through a pipe it must be the peer that libp2p has authenticated, whom its unix socket names
     then           limits by address and peer, and the handler of the node
 
 To gRPC each method takes a stream: on the wire that is the same, and gRPC hands the call over when

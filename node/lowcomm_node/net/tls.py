@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
 from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, What
-from lowcomm_protocol.identity import Identity, public_key_of
+from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.records import CREDENTIAL_LIFE, read_credential, write_credential
 
@@ -136,14 +136,9 @@ class Gatekeeper:
         """The peer id of an authenticated and admitted caller. Raises RecordError, SignatureError
         or AdmissionError, and counts the refusal.
 
-        ``tunneled``: the caller whom libp2p has authenticated, who needs a credential only to show
-        an invite.
+        ``tunneled``: whom libp2p has authenticated, if the call comes through a pipe.
         """
         try:
-            if tunneled and CREDENTIAL_KEY not in metadata:
-                public_key_of(tunneled)  # libp2p lets in keys that anybody can sign for
-                self._admission.check_again(tunneled, self._clock())
-                return tunneled
             caller = self._caller(metadata.get(CREDENTIAL_KEY), self._clock())
             if tunneled not in ("", caller):
                 raise RecordError(

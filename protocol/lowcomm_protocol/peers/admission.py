@@ -95,19 +95,14 @@ class Admission:
         # Last, because a removed peer has used up its invite all the same.
         self._check_removed(peer_id)
 
-    def check_again(self, peer_id: str, now: float) -> None:
-        """Raise AdmissionError unless an admitted peer may still take part at Unix time ``now``."""
-        self._check_removed(peer_id)
-        known = self._known(peer_id)
-        if known is not None:
-            self._check_known(known, now)
-        else:
-            self.rules.check(peer_id, b"", now)
-
     def barred(self, peer_id: str, now: float) -> bool:
         """Whether a peer may not take part any more, or was never admitted."""
         try:
-            self.check_again(peer_id, now)
+            self._check_removed(peer_id)
+            if (known := self._known(peer_id)) is not None:
+                self._check_known(known, now)
+            else:
+                self.rules.check(peer_id, b"", now)
         except AdmissionError:
             return True
         return False

@@ -62,20 +62,12 @@ async def test_a_stream_that_our_grpc_never_dials_ends(monkeypatch: pytest.Monke
             await until_async(ended, 30, "the stream has ended")
 
 
-async def test_the_callee_knows_who_calls_without_any_credential():
-    async with pair() as (ada, bob):
-        assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        outgoing = await ada.pipes.dial(bob.peer_id, ())
-        async with aio.insecure_channel(outgoing.target) as channel:
-            answer = await soon(ExchangeStub(channel).Describe(pb.Introduction(), timeout=30))
-            assert answer.amendments.decode() == ada.peer_id
-
-
-async def test_a_credential_of_another_peer_is_refused():
+async def test_a_call_without_a_credential_or_with_that_of_another_peer_is_refused():
     async with pair(EVE) as (ada, bob, eve):
         outgoing = await ada.pipes.dial(bob.peer_id, ())
         async with aio.insecure_channel(outgoing.target) as channel:
             for metadata in (
+                None,
                 eve.channels.metadata(bob.peer_id),
                 (("lowcomm-credential-bin", b"rubbish"),),
             ):
@@ -109,7 +101,9 @@ async def test_another_process_of_this_machine_can_not_use_our_pipe():
         )
         assert done.stdout.strip() == "0", done.stderr
         async with aio.insecure_channel(outgoing.target) as channel:
-            assert await soon(ExchangeStub(channel).Describe(pb.Introduction(), timeout=30))
+            metadata = ada.channels.metadata(bob.peer_id)
+            describe = ExchangeStub(channel).Describe
+            assert await soon(describe(pb.Introduction(), metadata=metadata, timeout=30))
 
 
 # How much

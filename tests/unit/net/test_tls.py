@@ -40,12 +40,11 @@ from lowcomm_protocol.errors import (
     ProtocolViolation,
     RecordError,
     Refusals,
-    SignatureError,
 )
-from lowcomm_protocol.identity import Identity, peer_id_of
+from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.admission import Admission, Rules
-from lowcomm_protocol.peers.invites import issue_invite, write_removals
+from lowcomm_protocol.peers.invites import issue_invite
 from lowcomm_protocol.peers.records import CREDENTIAL_LIFE, write_credential
 
 STRANGER = Identity(b"\3" * 32)
@@ -238,31 +237,17 @@ def test_a_call_is_taken_only_of_who_may_take_part_and_its_credential_says_so():
     assert refusals.counts() == {"call.bad-signature": 1, "call.not-invited": 1}
 
 
-def test_a_caller_through_a_tunnel_needs_a_credential_only_to_show_its_invite():
-    token = issue_invite(CALLEE, RUN, b"i" * 32, NOW + 1000)
-    admission, refusals = Admission(Rules(RUN, CALLEE.peer_id, "invite")), Refusals()
-    keeper = Gatekeeper(CALLEE, RUN, Clock(), admission=admission, refusals=refusals)
-    invited = Gatekeeper(CALLER, RUN, Clock(), claim=token.claim(CALLER.peer_id, NOW).data)
-    with pytest.raises(LowcommError, match="invited peers only"):
-        keeper.caller({}, CALLER.peer_id)
-    assert (
-        keeper.caller(dict(invited.credential_for(CALLEE.peer_id)), CALLER.peer_id)
-        == CALLER.peer_id
-    )
-    assert keeper.caller({}, CALLER.peer_id) == CALLER.peer_id, "it is known now"
-    with pytest.raises(RecordError, match="another peer than the one that calls"):
-        keeper.caller(dict(invited.credential_for(CALLEE.peer_id)), STRANGER.peer_id)
-    admission.hear_removals(write_removals(CALLEE, RUN, 1, frozenset([CALLER.peer_id])).data)
-    with pytest.raises(LowcommError, match="was removed"):
-        keeper.caller({}, CALLER.peer_id)
-    assert refusals.counts() == {"call.misplaced": 1, "call.not-invited": 1, "call.removed": 1}
-
-
-def test_a_peer_id_that_anybody_can_sign_for_does_not_come_in_through_a_tunnel():
+def test_a_caller_through_a_tunnel_shows_a_credential_of_the_peer_whose_tunnel_it_is():
     refusals = Refusals()
-    with pytest.raises(SignatureError, match="anybody can sign for"):
-        Gatekeeper(CALLEE, RUN, Clock(), refusals=refusals).caller({}, peer_id_of(bytes(32)))
-    assert refusals.counts() == {"call.bad-signature": 1}
+    keeper = Gatekeeper(CALLEE, RUN, Clock(), refusals=refusals)
+    shown = dict(Gatekeeper(CALLER, RUN, Clock()).credential_for(CALLEE.peer_id))
+    with pytest.raises(RecordError, match="without a credential"):
+        keeper.caller({}, CALLER.peer_id)
+    assert keeper.caller(shown, CALLER.peer_id) == CALLER.peer_id
+    shown = dict(Gatekeeper(CALLER, RUN, Clock()).credential_for(CALLEE.peer_id))
+    with pytest.raises(RecordError, match="another peer than the one that calls"):
+        keeper.caller(shown, STRANGER.peer_id)
+    assert refusals.counts() == {"call.misplaced": 1, "call.missing": 1}
 
 
 # Certificates
