@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -141,32 +140,11 @@ def web(here: Here, open_: Annotated[bool, typer.Option("--open/--print")] = Tru
         webbrowser.open(page.as_uri())
 
 
-_ORDERS: dict[str, Callable[[PeerStatus], Any]] = {
-    "peer": lambda peer: units.short_peer(peer.peer_id),
-    "step": lambda peer: -peer.swarm_step,
-    "tokens": lambda peer: -peer.tokens_per_second,
-    "round-trip": lambda peer: inf if peer.round_trip is None else peer.round_trip,
-    "rate": lambda peer: -((peer.rate_up or 0.0) + (peer.rate_down or 0.0)),
-    "done": lambda peer: -peer.completed,
-    "failed": lambda peer: -peer.failed,
-    "score": lambda peer: -peer.score,
-    "seen": lambda peer: peer.age,
-}
-"""Keys by which peers are sorted; the best, or the largest, comes first."""
-Order = Literal["peer", "step", "tokens", "round-trip", "rate", "done", "failed", "score", "seen"]
-
-
 @command()
-def peers(here: Here, order: Annotated[Order | None, typer.Option("--sort")] = None) -> None:
-    """List the peers that are alive, and how exchanges with them went.
-
-    Args:
-        order: Column that orders the list.
-    """
+def peers(here: Here) -> None:
+    """List the peers that are alive, and how exchanges with them went."""
     with here.node() as client:
         alive = client.peers()
-    if order is not None:
-        alive = sorted(alive, key=_ORDERS[order])
     here.show(alive, peers_table(alive, width()) if alive else "no other peer is alive")
 
 
