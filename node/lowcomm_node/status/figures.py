@@ -198,9 +198,6 @@ class Sample:
     text_own: float | None = _column("lowcomm_text_epochs/own")
     text_fetched: int | None = _column("lowcomm_text_bytes_total/fetched")
     text_given: int | None = _column("lowcomm_text_bytes_total/given")
-    release: str | None = None
-    releases: str | None = None
-    """Releases that other peers claim, with their numbers, such as `0.2.0 (3), 0.1.0 (1)`."""
 
 
 SAMPLED: Mapping[str, str] = {
@@ -224,7 +221,5 @@ def sample(time: float, status: Status) -> Sample:
         time=time,
         phase=status.phase,
         waiting=status.waiting,
-        release=status.release,
-        releases=", ".join(f"{name} ({count})" for name, count in sorted(status.releases.items())),
         **cast("Any", {column: values.get(figure) for column, figure in SAMPLED.items()}),
     )

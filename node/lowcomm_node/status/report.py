@@ -262,8 +262,6 @@ def _node(story: RunStory) -> Iterator[str]:
     heads = "outcome|reason|number"
     yield _table("Exchanges by outcome and reason", heads, list(_exchanges(story)))
     yield _table("Peers", "peer|applied|not applied|last", list(_peers(story)))
-    heads = "since|this node|other peers, as they claim"
-    yield _table("Releases over time", heads, _releases(samples))
     yield _table("Warnings, the newest last", "when|what", story.warnings)
 
 
@@ -315,17 +313,6 @@ def _peers(story: RunStory) -> Iterator[Sequence[str]]:
         yield short_peer(peer), *counts, _when(story.last[peer])
     if len(peers) > MOST_PEERS:
         yield f"and {len(peers) - MOST_PEERS} more", "", "", ""
-
-
-def _releases(samples: Sequence[Sample]) -> Rows:
-    """Last changes of releases: since when, that of this node, those of its peers."""
-    changes: list[list[str]] = []
-    for one in samples:
-        now = [(one.release or "")[:LONGEST], (one.releases or "")[:LONGEST]]
-        # Older releases did not write theirs.
-        if one.release is not None and (not changes or changes[-1][1:] != now):
-            changes.append([_when(one.time), *now])
-    return changes[-MOST_ROWS:]
 
 
 def _table(title: str, heads: str, rows: Rows) -> str:
