@@ -260,10 +260,6 @@ def control_body() -> Made:
             assert type(hours) is str
             return {}
 
-        async def export(self, to: str) -> dict[str, Any]:
-            assert type(to) is str
-            return {}
-
         def __getattr__(self, name: str) -> Any:
             return lambda **given: {}
 

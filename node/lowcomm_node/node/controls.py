@@ -1,20 +1,15 @@
 """Questions and orders of the owner to a running node, for the control API and ``join``."""
 
 import asyncio
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from time import strftime, time
+from time import time
 from typing import Any, TypeVar
 
 from lowcomm_node.catalogue import CATALOGUE, Explanation
 from lowcomm_node.doctor.findings import Finding, Observations
 from lowcomm_node.doctor.run import examine_node, subject_of
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater, TrainerError
-from lowcomm_node.export import Format
 from lowcomm_node.fetch.catch_up import Gatherer, state_form
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.net.ping import match_peer
@@ -25,15 +20,13 @@ from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.status.events import LimitsChanged
 from lowcomm_node.status.figures import Sample
 from lowcomm_node.status.journal import MOST, Journal
-from lowcomm_node.status.model import ExportedModel, Hours, Limits, Ping
+from lowcomm_node.status.model import Hours, Limits, Ping
 from lowcomm_node.status.words import Health, judge_health
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.sync.history import ExchangeEnded
 
-EXPORT_DEADLINE, GATHER_DEADLINE, EXAMINE_DEADLINE = 840.0, 780.0, 150.0
+GATHER_DEADLINE, EXAMINE_DEADLINE = 780.0, 150.0
 """Seconds; clients wait a little longer (web.api)."""
-MAX_OUTPUT_BYTES = 64 * 1024
-"""Of an export that are read."""
 T = TypeVar("T")
 
 
@@ -48,7 +41,6 @@ class Controls:
         self.limits = partial(report_limits, node.allowance)
         self._examining = asyncio.Lock()
         self._gathering = asyncio.Lock()
-        self._exporting = asyncio.Lock()
 
     def health(self) -> Health:
         """Whether the node is well."""
@@ -106,18 +98,6 @@ class Controls:
         node.settings = changed
         node.availability.follow(changed.schedule)
         return Hours(schedule=None if changed.schedule is None else str(changed.schedule))
-
-    async def export(self, to: str) -> ExportedModel:
-        """Write the newest model for other programs. Raises ConfigError, NodeError, RetryLater."""
-        run = self._node.run
-        if run is None:
-            raise NodeError("The node has no run yet: try again when it trains.")
-        if to not in (Format.HF, Format.GGUF):
-            raise ConfigError(f"'to' can't be {to[:80]!r}: choose hf or gguf.")
-        if self._exporting.locked():
-            raise RetryLater("An export is being written already: wait for its end.")
-        async with self._exporting:
-            return await export_newest(self._node.settings.home, run.fingerprint, to)
 
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Sample text from the fast weights. Raises TrainerError while there is no model yet."""
@@ -202,39 +182,3 @@ class Controls:
         info = match_peer(peer, node.membership.roster.alive(time()))
         routes = await node.exchanger.channels.ping(info, node.exchanger.bandwidth)
         return Ping(peer_id=info.peer_id, routes=tuple(routes))
-
-
-async def export_newest(home: Path, fingerprint: str, format_: str) -> ExportedModel:
-    """Write the newest model of a run into a new folder of the home.
-
-    ``checkpoint export`` does it in a process of its own, since the daemon holds no tensors. Raises
-    NodeError, RetryLater.
-    """
-    folder = home / "exports" / f"{fingerprint[:12]}-{strftime('%Y%m%d-%H%M%S')}-{format_}"
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "lowcomm_node", "checkpoint", "export", str(folder)),
-        *("--format", format_, "--run", fingerprint, "--home", str(home), "--json"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(EXPORT_DEADLINE):
-            out, errors = await child.communicate()
-    except TimeoutError:
-        raise RetryLater(
-            f"The export took longer than {EXPORT_DEADLINE:.0f} s: `lowcomm-node checkpoint "
-            "export` has no such limit."
-        ) from None
-    finally:
-        if child.returncode is None:
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
-    if child.returncode:
-        lines = errors[-MAX_OUTPUT_BYTES:].decode("utf-8", "replace").strip().splitlines()
-        raise NodeError([f"exit code {child.returncode}", *lines][-1].removeprefix("error: "))
-    written = json.loads(out[-MAX_OUTPUT_BYTES:].decode().strip().splitlines()[-1])
-    missing = str(written.get("missing", ""))
-    return ExportedModel(path=str(folder), step=int(written["step"]), missing=missing)

@@ -337,14 +337,3 @@ class Hours:
 
     schedule: str | None
     """Schedule as the owner wrote it; null: always."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportedModel:
-    """A model that was written for other programs."""
-
-    path: str
-    step: int
-    """Swarm step of the checkpoint."""
-    missing: str
-    """Reason why it is no average of several peers; empty if it is."""

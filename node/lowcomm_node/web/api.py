@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from lowcomm_node.catalogue import Explanation
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.status.figures import Sample
-from lowcomm_node.status.model import ExportedModel, Hours, Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.model import Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.words import Health
 from lowcomm_node.sync.history import ExchangeEnded
 
@@ -24,7 +24,7 @@ TIMEOUT = 10.0
 EXAMINING = 180.0
 """Seconds for calls that wait for peers: each of their steps has a deadline of its own."""
 LONGEST = 900.0
-"""Seconds for states of peers, which may have gigabytes, and for exports of the largest models."""
+"""Seconds for states of peers, which may have gigabytes."""
 LONGEST_PAUSE = 10 * 366 * 86400.0
 """Seconds; a longer pause has no end."""
 T = TypeVar("T")
@@ -125,13 +125,6 @@ SCHEDULE = Order(
     Hours,
     {"hours": (str, "")},
 )
-EXPORT = Order(
-    "export",
-    "Write the newest model into a folder of the home: hf or gguf.",
-    ExportedModel,
-    {"to": (str, "hf")},
-    timeout=LONGEST,
-)
 PAUSE = Order(
     "pause",
     "Save, and free the trainer's memory, for these seconds or until resumed (null).",
@@ -161,5 +154,5 @@ GENERATE = Order(
 )
 QUERIES: list[Query[Any]] = [
     STATUS, HEALTH, PEERS, SAMPLES, EXCHANGES, MESSAGES, LIMITS, CHANGE_LIMITS,
-    DOCTOR, PING, GATHER, SCHEDULE, EXPORT, PAUSE, RESUME, FINISH, STOP, GENERATE,
+    DOCTOR, PING, GATHER, SCHEDULE, PAUSE, RESUME, FINISH, STOP, GENERATE,
 ]  # fmt: skip

@@ -353,15 +353,6 @@ $("hours").addEventListener("submit", async (event) => {
   if ((await ask($("hours-said"), () => call("schedule", { hours }))) !== null)
     event.target.reset();
 });
-$("export").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  text($("exported"), "exporting …");
-  const to = new FormData(event.target).get("to");
-  const told = await ask($("exported"), () => call("export", { to }));
-  if (told === null) return;
-  const missing = told.missing ? ` (${told.missing})` : "";
-  text($("exported"), clean(`step ${told.step} is in ${told.path}${missing}`));
-});
 $("write").addEventListener("submit", async (event) => {
   event.preventDefault();
   const told = new FormData(event.target);
@@ -372,12 +363,10 @@ $("write").addEventListener("submit", async (event) => {
   if (found !== null) text($("written"), found);
 });
 
-for (const button of document.querySelectorAll("[data-use-model]")) {
-  button.addEventListener("click", () => {
-    $("model").open = true;
-    $(button.dataset.useModel).querySelector("button").focus();
-  });
-}
+$("use").addEventListener("click", () => {
+  $("model").open = true;
+  $("write").querySelector("button").focus();
+});
 buildFigures($("groups"));
 try {
   await enter();
