@@ -68,7 +68,7 @@ def pytest_collection_finish() -> None:
 def paced() -> None:
     """Nodes leave cores to what their test waits for: a step of a tiny model takes a hundredth of a
     second, so two that train take both, and a look at held-out text a quarter of a second."""
-    pace(0.05, SHORT_LOOK)
+    pace(0.1, SHORT_LOOK)
 
 
 def _has_processes(nodeid: str) -> bool:

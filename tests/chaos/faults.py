@@ -1,15 +1,12 @@
-"""Fault plans: what goes wrong, where, and at which passage. Seeded, scripted, plain JSON.
-
-    Plan ──► virtual_chaos.py   peers in virtual time: streams, trainers, clocks
-         └─► faulty.py          processes: DHT, calls, frames, snapshots, trainer, disk, clock
+"""Fault plans: what goes wrong, where, and at which passage of a peer in virtual time
+(``virtual_chaos.py``). Seeded or scripted.
 
 Nothing in the product knows of them, so they cost it nothing.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
@@ -17,18 +14,10 @@ from random import Random
 class Boundary(StrEnum):
     """Where something can go wrong."""
 
-    DHT = "dht"
-    """A record that is published or looked up."""
-    DIAL = "dial"
-    """A call of another peer."""
     FRAME = "frame"
     """A frame of a ``Swap``, as it is sent."""
-    FETCH = "fetch"
-    """A chunk of a snapshot, as it is sent."""
     PIPE = "pipe"
     """A request to the trainer."""
-    DISK = "disk"
-    """A write that is forced to the disk."""
 
 
 class Kind(StrEnum):
@@ -47,29 +36,17 @@ class Kind(StrEnum):
     KILL = "kill"
     EXIT = "exit"
     OUT_OF_MEMORY = "out-of-memory"
-    NO_SPACE = "no-space"
     CLOCK_STEP = "clock-step"
 
 
-ON_THE_WAY = (
-    Kind.DELAY,
-    Kind.DROP,
-    Kind.TRUNCATE,
-    Kind.CORRUPT,
-    Kind.DUPLICATE,
-    Kind.REORDER,
-    Kind.STALL,
-)
-"""What can happen to a message."""
 TO_A_PROCESS = (Kind.STOP, Kind.KILL, Kind.EXIT, Kind.CLOCK_STEP)
 POSSIBLE = {
-    Boundary.DHT: (Kind.DELAY, Kind.DROP, Kind.TRUNCATE, Kind.CORRUPT, Kind.STALL, *TO_A_PROCESS),
-    Boundary.DIAL: (Kind.DELAY, Kind.DROP, Kind.STALL, *TO_A_PROCESS),
-    Boundary.FRAME: (*ON_THE_WAY, *TO_A_PROCESS),
-    Boundary.FETCH: (*ON_THE_WAY, *TO_A_PROCESS),
+    Boundary.FRAME: (
+        Kind.DELAY, Kind.DROP, Kind.TRUNCATE, Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER,
+        Kind.STALL, *TO_A_PROCESS,
+    ),
     Boundary.PIPE: (Kind.DELAY, Kind.STALL, Kind.OUT_OF_MEMORY, *TO_A_PROCESS),
-    Boundary.DISK: (Kind.DELAY, Kind.NO_SPACE, *TO_A_PROCESS),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,20 +68,6 @@ class Plan:
     """What goes wrong at one peer."""
 
     faults: tuple[Fault, ...]
-
-    def to_json(self) -> str:
-        """For the command line of a process."""
-        return json.dumps([asdict(fault) for fault in self.faults])
-
-    @classmethod
-    def from_json(cls, text: str) -> "Plan":
-        """The counterpart of ``to_json``."""
-        return cls(
-            tuple(
-                Fault(Boundary(one["boundary"]), Kind(one["kind"]), *list(one.values())[2:])
-                for one in json.loads(text)
-            )
-        )
 
     @classmethod
     def seeded(

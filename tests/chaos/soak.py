@@ -31,7 +31,7 @@ from helpers.processes import Node, Swarm
 from helpers.waiting import until
 from lowcomm_node.storage.checkpoint import CheckpointStore
 
-INTERVAL = 20
+INTERVAL = 10
 """Swarm steps between two syncs of a fragment in the run of ``helpers.processes``."""
 PAUSE = (5.0, 20.0)
 """Seconds between two disturbances."""
@@ -102,7 +102,7 @@ class Soak:
         swarm: Swarm,
         nodes: int,
         seed: int,
-        evaluate_every: int = 100,
+        evaluate_every: int = 50,
         pause: tuple[float, float] = PAUSE,
     ) -> None:
         self.swarm, self.random, self.pause = swarm, Random(f"soak:{seed}"), pause

@@ -13,9 +13,9 @@ def test_a_swarm_whose_peers_die_all_the_time_stays_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    result = soak(tmp_path / "soak", minutes=0.2, nodes=4, seed=1, kills=2, pause=(2.0, 6.0))
+    result = soak(tmp_path / "soak", minutes=0.1, nodes=3, seed=1, kills=1, pause=(1.0, 3.0))
     assert result["violations"] == []
     assert result["private_mib"] > 0, "the memory of some node was looked at"
     assert result["swarm_steps_apart"] <= 2 * INTERVAL
-    assert result["happened"]["killed"] >= 2
+    assert result["happened"]["killed"] >= 1
     assert all(survivor["completed"] > 0 for survivor in result["survivors"])

@@ -28,16 +28,17 @@ name = "test"
 steps = {steps}
 start_peers = {start_peers}
 [model]
-layers = 2
+layers = 1
 width = 32
 heads = 2
 feed_forward = 64
 context = 32
 [train]
-batch = 8
+batch = 4
 evaluate_every = {evaluate_every}
 [sync]
 method = "{method}"
+interval = {interval}
 """
 
 
@@ -229,12 +230,17 @@ class Swarm:
         steps: int = 1_000_000,
         start_peers: int = 1,
         evaluate_every: int = 100_000,
+        interval: int = 10,
     ) -> Path:
         """Write a run.toml of a tiny model."""
         path = self.folder / "run.toml"
         path.write_text(
             TINY.format(
-                method=method, steps=steps, start_peers=start_peers, evaluate_every=evaluate_every
+                method=method,
+                steps=steps,
+                start_peers=start_peers,
+                evaluate_every=evaluate_every,
+                interval=interval,
             )
         )
         return path

@@ -79,7 +79,11 @@ class Swarm:
         self._run.parent.mkdir(parents=True, exist_ok=True)
         self._run.write_text(
             spec.format(
-                method=method, steps=1_000_000, start_peers=start_peers, evaluate_every=1_000_000
+                method=method,
+                steps=1_000_000,
+                start_peers=start_peers,
+                evaluate_every=1_000_000,
+                interval=10,
             )
         )
 

@@ -14,7 +14,7 @@ from helpers.sybils import store_sybils
 from helpers.waiting import until
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
-RECORDS, PORTS, STEPS = 30, 10, 200
+RECORDS, PORTS, STEPS = 30, 10, 100
 FEW = 3
 """Connections of one attempt: direct, and the tunnel over TCP and QUIC."""
 

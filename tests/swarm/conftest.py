@@ -37,6 +37,12 @@ def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
 
 
 @pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes take few steps: those of a model as `init` writes it would fill a core each."""
+    monkeypatch.setenv("STEP_SECONDS", "0.25")
+
+
+@pytest.fixture
 def notified(tmp_path: Path) -> Iterator[Notified]:
     """A service manager's socket; its watchdog bites after three seconds."""
     notified = Notified(tmp_path / "notify", watchdog=3.0)

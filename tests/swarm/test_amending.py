@@ -69,7 +69,7 @@ def test_all_follow_an_amendment_while_they_train_and_a_late_one_does_too(swarm:
 
     # From a step on that is ahead of them, who may join: the late one leaves there.
     members = ",".join(str((node.status() or {})["peer_id"]) for node in (creator, other))
-    step = (late.status() or {})["trainer"]["swarm_step"] + 100
+    step = (late.status() or {})["trainer"]["swarm_step"] + 50
     listed = ("--set", "run.admission=list", "--set", f"run.members={members}", "--at", str(step))
     done = amend(swarm, *listed)
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def test_all_follow_an_amendment_while_they_train_and_a_late_one_does_too(swarm:
     assert late.child.returncode == 77 and late.events("saved")[-1]["swarm_step"] >= step
     assert not ended(creator) and not ended(other)
 
-    end = (other.status() or {})["trainer"]["swarm_step"] + 100
+    end = (other.status() or {})["trainer"]["swarm_step"] + 80
     done = amend(
         swarm, "--set", f"run.steps={end}", "--set", "run.description=shorter", "--at", str(step)
     )

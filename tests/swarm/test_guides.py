@@ -8,7 +8,11 @@ import pytest
 from helpers.following import DEADLINE, Reader, lines
 from helpers.processes import Swarm, until_exchanged
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(500)]
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.timeout(500),
+    pytest.mark.usefixtures("unhurried"),
+]
 SERVE = "lowcomm-bootstrap serve"
 INVITED = "LOWCOMM_INVITE=INVITE lowcomm-node join --peers ADDR"
 JOIN = "lowcomm-node join --peers ADDR"

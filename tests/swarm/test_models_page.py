@@ -22,7 +22,11 @@ ROOT = Path(__file__).parents[2]
 SETTINGS = TransformerSettings(
     layers=2, width=32, heads=4, kv_heads=2, feed_forward=48, context=64, qk_norm=False, tied=True
 )
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.timeout(400),
+    pytest.mark.usefixtures("unhurried"),
+]
 
 
 def commands() -> list[list[str]]:

@@ -34,7 +34,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         pytest.MonkeyPatch.context() as patch,
         lonely_swarm(tmp_path_factory.mktemp("swarm"), patch) as swarm,
     ):
-        swarm.bootstrap("--run", str(swarm.spec(evaluate_every=50)))
+        swarm.bootstrap("--run", str(swarm.spec(evaluate_every=20)))
         for name in NODES:
             swarm.node(name)
         yield swarm

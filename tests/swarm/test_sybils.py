@@ -49,7 +49,7 @@ def exchanges(nodes: Sequence[Node], steps: int = STEPS) -> float:
     ("method", "peers", "steps", "share"),
     # Three peers make 27 pairs in 400 steps, give or take three, so the ratio of two such counts
     # spreads by 0.15. Where every record is asked, as in 0.1, it is 0.17: half lies far from both.
-    # CI sees it in virtual time (test_simulation.py), and real records in test_discovery.py.
+    # CI sees it in test_liveness.py, and real records in test_discovery.py.
     [
         pytest.param("noloco", 3, STEPS, 0.5, marks=SOAK),
         *(pytest.param(one, 4, LONG, 0.9, marks=SOAK) for one in ("noloco", "diloco")),
@@ -59,7 +59,7 @@ async def test_records_of_peers_that_are_dead_or_silent_stop_no_exchange(
     swarm: Swarm, dht: Dht, method: str, peers: int, steps: int, share: float, count: int = 330
 ) -> None:
     def begin() -> tuple[list[Node], float]:
-        swarm.bootstrap("--run", str(swarm.spec(method, start_peers=peers)))
+        swarm.bootstrap("--run", str(swarm.spec(method, start_peers=peers, interval=20)))
         nodes = [swarm.node(name) for name in "abcdef"[:peers]]
         until_exchanged(nodes, 2)
         return nodes, exchanges(nodes, steps)

@@ -150,7 +150,7 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
     steps = now["trainer"]["steps"]
     assert now["checkpoint"]["step"] == now["trainer"]["swarm_step"], "nothing is lost"
     before = (b.status() or {})["trainer"]["steps"]
-    b.until(lambda s: s["trainer"]["steps"] > before + 50, "the other trains on")
+    b.until(lambda s: s["trainer"]["steps"] > before + 20, "the other trains on")
     (last,) = b.ask(lambda client: client.exchanges(1))
     assert (last.reason, last.left_out) == ("no partner: nobody else is training", {}), (
         "nobody asks who is paused"
