@@ -307,19 +307,6 @@ class World:
             if one.training and one not in but and one.name not in but
         ]
 
-    def places(self, peer: str) -> tuple[str, ...]:
-        return (peer,)
-
-    def connected(self, peer: SimulatedPeer) -> set[str]:
-        return set(self.alive) - {peer.name}
-
-    def probe(self, peer: SimulatedPeer, other: str) -> None:
-        found = self.alive.get(other)
-        if found is not None:
-            for one, heard in ((peer, other), (found, peer.name)):
-                one.liveness.heard(heard, self.network.now)
-            peer.liveness.reached(self.places(other))
-
     def on_step(self, peer: PeerDriver) -> None:
         peer.finished = self.network.now  # type: ignore[attr-defined]
 

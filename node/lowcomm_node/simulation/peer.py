@@ -19,7 +19,7 @@ from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import Offer
-from lowcomm_protocol.peers.roster import PROBE_EVERY, Liveness
+from lowcomm_protocol.peers.roster import Liveness
 
 if TYPE_CHECKING:  # which imports this module
     from lowcomm_node.simulation.swarm import Swarm
@@ -109,7 +109,6 @@ class SimulatedPeer(PeerDriver):
         self.training = True
         self._take_over()
         self._begin_step()
-        self._probe()
 
     def content_sizes(self) -> tuple[tuple[int, int], ...]:
         """Of each fragment, see TrainerReady."""
@@ -236,15 +235,6 @@ class SimulatedPeer(PeerDriver):
         else:
             super().receive(stream, kind, payload)
 
-    def _probe(self) -> None:
-        """Call some of the peers that records name, of which there was no recent sign of life."""
-        known = (
-            (peer, self.world.places(peer)) for peer in self.world.training() if peer != self.name
-        )
-        for peer in self.liveness.due(known, self.network.now, self.world.connected(self)):
-            self.world.probe(self, peer)
-        self.after(PROBE_EVERY, self._probe)
-
 
 class _View:
     """The surroundings of a simulated peer."""
@@ -253,10 +243,10 @@ class _View:
         self._peer = peer
 
     def partners(self) -> list[str]:
-        peer = self._peer
-        return [
-            one for one in peer.world.training() if peer.liveness.is_alive(one, peer.network.now)
-        ]
+        peer, now = self._peer, self._peer.network.now
+        for other in peer.world.others(peer):  # as probes and the DHT show in a node
+            peer.liveness.heard(other.name, now)
+        return [one for one in peer.world.training() if peer.liveness.is_alive(one, now)]
 
     def training(self) -> list[tuple[str, int]]:
         return [(one.name, one.replica.clock.step) for one in self._peer.world.others(self._peer)]

@@ -19,7 +19,7 @@ from lowcomm_protocol.spec.run import RunSpec
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
 STEPS, BEGINS = 200, 50.0
 """Steps of a second each, and when it comes."""
-AGAIN = 0.5
+HOLDER, AGAIN = "holder", 0.5
 """Seconds until it calls again where a call has ended."""
 
 
@@ -70,6 +70,13 @@ class Holder:
                 pass  # contents, which it does not answer
 
 
+class Kept(Swarm):
+    """A swarm whose records name the holder, too."""
+
+    def training(self) -> list[str]:
+        return [*super().training(), HOLDER]
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("text")
@@ -88,11 +95,11 @@ def run(dataset: Dataset, method: str, hostile: bool) -> tuple[Swarm, Holder | N
             "sync": {"method": method},
         }
     )
-    sybils = 2 if hostile else 0
-    swarm = Swarm(spec, dataset, [Member()] * 4, Conditions(), Replica, False, 0, sybils=sybils)
+    kind = Kept if hostile else Swarm
+    swarm = kind(spec, dataset, [Member()] * 4, Conditions(), Replica, False, 0)
     holder = None
     if hostile:
-        holder = swarm.network.peers["sybil-1"] = Holder(swarm, "sybil-1")
+        holder = swarm.network.peers[HOLDER] = Holder(swarm, HOLDER)
     swarm.network.run()
     return swarm, holder
 
