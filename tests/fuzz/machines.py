@@ -12,9 +12,9 @@ from target import MAX_PIECES, Made, cut, join, target
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import GroupLink, Incoming, PairLink
+from lowcomm_node.trainer.judging import UsualNorm, growth, plausible_norm
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import pair as pairs
-from lowcomm_protocol.exchange.judging import UsualNorm, growth, plausible_norm
 from lowcomm_protocol.exchange.robust import MEANS, robust_mean
 from lowcomm_protocol.matching import Offer, consider
 from lowcomm_protocol.messages import exchange_pb2 as pb

@@ -12,19 +12,18 @@ import torch
 from lowcomm_node.data import Dataset
 from lowcomm_node.models.base import Model
 from lowcomm_node.models.evaluation import held_out_loss
-from lowcomm_node.simulation.network import Conditions, Network, SimulatedStream
+from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_node.trainer import transfer
+from lowcomm_node.trainer.judging import PLAUSIBLE, Bound
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import MAX_REASON
 from lowcomm_protocol.exchange import events
-from lowcomm_protocol.exchange.judging import PLAUSIBLE, Bound
 from lowcomm_protocol.exchange.outer import worst_block_spread
 from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.state import Piece, fits
 
@@ -34,15 +33,6 @@ FACTORS = {"huge": 100.0, "flipped": -1.0, "flipped-huge": -10.0}
 """What a liar multiplies its progress by."""
 RECORD_LIFETIME = 30.0
 """Seconds that others still believe in a peer that died."""
-PROBE_SECONDS = 0.2
-"""Until a peer that is there has answered a probe."""
-
-
-class Mute:
-    """Takes every call and never says a word."""
-
-    def receive(self, stream: SimulatedStream, kind: str, payload: Any) -> None:
-        """Drop it."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +102,6 @@ class Swarm:
         kind: type[Replica],
         compiled: bool,
         evaluations: int,
-        course: SpecTimeline | None = None,
-        sybils: int = 0,
     ) -> None:
         self.spec, self.dataset, self.members = spec, dataset, members
         self.network = Network(spec.run.seed, conditions)
@@ -122,15 +110,12 @@ class Swarm:
         self.curve: list[Point] = []
         self._every = max(1, spec.run.steps // evaluations) if evaluations else 0
         self._gone: dict[str, float] = {}
-        self._sybils = [f"sybil-{number}" for number in range(sybils)]
-        self.network.peers |= dict.fromkeys(self._sybils[1::2], Mute())
         cpu = torch.device("cpu")
         for number, member in enumerate(members):
             name = f"peer-{number}"
             made = liar(kind, member.attack) if member.attack else kind
             peer = SimulatedPeer(self, name, made(spec, name, dataset, cpu, compiled), member.speed)
             peer.delay, peer.pauses, peer.attack = member.delay, member.pauses, member.attack
-            peer.replica.course = course or peer.replica.course
             self.peers.append(peer)
             self.network.after(
                 member.joins, lambda peer=peer, late=member.joins > 0: self._join(peer, late)
@@ -146,29 +131,7 @@ class Swarm:
         there = (
             peer for peer in self.peers if peer.training or self._gone.get(peer.name, now) > now
         )
-        return [peer.name for peer in there] + self._sybils
-
-    def places(self, peer: str) -> tuple[str, ...]:
-        """The network that a record names: 30 Sybils share one, honest peers have their own."""
-        kind, _, number = peer.partition("-")
-        return (f"sybils-{int(number) // 30}",) if kind == "sybil" else (peer,)
-
-    def connected(self, peer: SimulatedPeer) -> set[str]:
-        """Peers that the DHT connects a peer to: its neighbours in the list of honest peers."""
-        place = self.peers.index(peer)
-        return {self.peers[(place + step) % len(self.peers)].name for step in (-1, 1)}
-
-    def probe(self, peer: SimulatedPeer, other: str) -> None:
-        """Call a peer only to see whether it answers; it hears of the caller, too."""
-
-        def answer() -> None:
-            callee = self.network.peers.get(other)
-            if isinstance(callee, SimulatedPeer) and not callee.over:
-                for one, heard in ((peer, other), (callee, peer.name)):
-                    one.liveness.heard(heard, self.network.now)
-                peer.liveness.reached(self.places(other))
-
-        peer.after(PROBE_SECONDS, answer)
+        return [peer.name for peer in there]
 
     def others(self, *but: SimulatedPeer | str) -> Iterable[SimulatedPeer]:
         """All peers that train, but these."""
@@ -248,18 +211,15 @@ def simulate(
     kind: type[Replica] = Replica,
     compiled: bool = False,
     evaluations: int = 0,
-    course: SpecTimeline | None = None,
-    sybils: int = 0,
 ) -> Result:
     """Train a swarm in one process and virtual time; the same arguments give the same bits.
 
     ``kind``: replica, where a method of your own goes (docs/methods.md); ``compiled`` needs a C++
-    compiler; ``evaluations``: looks at the first peer during the run; ``course``: amendments;
-    ``sybils``: records of peers that are dead, or take every call and never answer.
+    compiler; ``evaluations``: looks at the first peer during the run.
     """
     members = [Member()] * members if isinstance(members, int) else members
     conditions = conditions or Conditions()
-    swarm = Swarm(spec, dataset, members, conditions, kind, compiled, evaluations, course, sybils)
+    swarm = Swarm(spec, dataset, members, conditions, kind, compiled, evaluations)
     swarm.network.run()
     return swarm.result()
 

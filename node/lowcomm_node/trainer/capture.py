@@ -21,13 +21,12 @@ from lowcomm_node.errors import TrainerError
 from lowcomm_node.node.messages import Part, Retransmit
 from lowcomm_node.system.tasks import Stages
 from lowcomm_node.trainer.gpu import Landing
-from lowcomm_node.trainer.judging import Judge
+from lowcomm_node.trainer.judging import HEAVY, HEAVY_IN_PAIRS, Judge
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
 from lowcomm_protocol.errors import CodecError, ImplausibleError, Offence
 from lowcomm_protocol.exchange import kinds, outer
-from lowcomm_protocol.exchange.judging import HEAVY, HEAVY_IN_PAIRS
 from lowcomm_protocol.exchange.robust import robust_mean
 from lowcomm_protocol.spec.names import MAX_GROUP, Mean
 from lowcomm_protocol.spec.sections import SyncSettings

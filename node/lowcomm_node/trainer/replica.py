@@ -28,7 +28,7 @@ from lowcomm_node.data import Dataset
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.storage.state_file import mapped_vector, sweep
-from lowcomm_node.trainer import gpu
+from lowcomm_node.trainer import gpu, judging
 from lowcomm_node.trainer.capture import (
     FP32_BYTES,
     CapturedFragment,
@@ -44,7 +44,7 @@ from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
 from lowcomm_protocol.errors import CodecError
-from lowcomm_protocol.exchange import judging, outer
+from lowcomm_protocol.exchange import outer
 from lowcomm_protocol.exchange.outer import are_finite, contribution, outer_step
 from lowcomm_protocol.exchange.underway import kept
 from lowcomm_protocol.plan import FragmentProgress, SyncSchedule, largest_jump

@@ -17,8 +17,8 @@ from lowcomm_node.data.tokenizer import identify
 from lowcomm_node.errors import CheckpointError, NotFinite
 from lowcomm_node.storage.state_file import not_finite
 from lowcomm_node.trainer import memory
+from lowcomm_node.trainer.judging import UsualNorm
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.exchange.judging import UsualNorm
 from lowcomm_protocol.plan import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import newest
 

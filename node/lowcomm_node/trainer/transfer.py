@@ -14,11 +14,11 @@ from torch import Tensor
 from lowcomm_node.errors import NotFinite
 from lowcomm_node.storage.snapshots import write_snapshot
 from lowcomm_node.storage.state_file import is_finite
+from lowcomm_node.trainer.judging import UsualNorm
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol import state
 from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.exchange.judging import UsualNorm
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan import Fragment, FragmentProgress, SyncSchedule
 from lowcomm_protocol.rows import between

@@ -32,12 +32,12 @@ from lowcomm_node.simulation.network import Network, SimulatedStream
 from lowcomm_node.simulation.swarm import Attack, Swarm, liar
 from lowcomm_node.sync.frames import from_message, to_message
 from lowcomm_node.trainer import transfer
+from lowcomm_node.trainer.judging import PLAUSIBLE
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import StateSnapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import events, kinds, underway
-from lowcomm_protocol.exchange.judging import PLAUSIBLE
 from lowcomm_protocol.matching import Offer, must_realign
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.presets import PRESETS

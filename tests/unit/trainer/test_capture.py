@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture, Scratch
-from lowcomm_node.trainer.judging import Judge
-from lowcomm_protocol.codecs import coder, shard_coder
-from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.errors import ImplausibleError, Offence
-from lowcomm_protocol.exchange.judging import (
+from lowcomm_node.trainer.judging import (
     PLAUSIBLE,
     Bound,
     Directions,
+    Judge,
     Repeats,
     UsualNorm,
 )
+from lowcomm_protocol.codecs import coder, shard_coder
+from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.errors import ImplausibleError, Offence
 
 NUMEL = 1024
 MEMBERS = ("a", "b", "c")

@@ -13,10 +13,10 @@ from helpers.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.errors import NotFinite
 from lowcomm_node.node.messages import OuterStepApplied
 from lowcomm_node.trainer import replica as replicas
+from lowcomm_node.trainer.judging import Bound, growth
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange import outer
-from lowcomm_protocol.exchange.judging import Bound, growth
 from lowcomm_protocol.spec.outer import OuterSettings
 
 INTERVAL = 8

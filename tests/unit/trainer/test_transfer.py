@@ -11,9 +11,9 @@ import torch
 from lowcomm_node.data import open_data
 from lowcomm_node.sync.frames import from_message, to_message
 from lowcomm_node.trainer import transfer
+from lowcomm_node.trainer.judging import MAX_CLAIM, PLAUSIBLE, UsualNorm
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.judging import MAX_CLAIM, PLAUSIBLE, UsualNorm
 from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.plan import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from lowcomm_node.trainer.judging import CONTRIBUTIONS, FEWEST, Repeats
 from lowcomm_protocol.codecs import BLOCK, Coder, coder
-from lowcomm_protocol.exchange.judging import CONTRIBUTIONS, FEWEST, Repeats
 
 NUMEL = 12 * BLOCK + 7
 CODECS = ["fp32", "bf16", "mod8", "mod4", "mod3"]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.errors import ImplausibleError, Offence
-from lowcomm_protocol.exchange.judging import (
+from lowcomm_node.trainer.judging import (
     GROWTH,
     MAX_CLAIM,
     MAX_LONE,
@@ -21,6 +20,7 @@ from lowcomm_protocol.exchange.judging import (
     growth,
     plausible_norm,
 )
+from lowcomm_protocol.errors import ImplausibleError, Offence
 
 
 def test_what_is_usual_is_the_lower_median_of_what_each_peer_brought_last():
