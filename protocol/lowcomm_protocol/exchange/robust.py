@@ -9,8 +9,8 @@ its own slow weights. The specification names one of four means:
     median    of each coordinate, unweighted
     trimmed   of each coordinate without the largest and the smallest value, unweighted
 
-Two contributions have no majority, so of two all four are the weighted mean. ``judging.py`` has
-the checks that each contribution passes before it enters a mean.
+Two contributions have no majority, so of two all four are the weighted mean. Each contribution is
+judged before it enters a mean (``trainer/judging.py`` of the node).
 
 Sources: Sun et al., 1911.07963 (norm bounds); Yin et al., 1803.01498 (median and trimmed mean).
 """
