@@ -216,9 +216,11 @@ def copies(device: torch.device, clock: Clock, numel: int) -> dict[str, float]:
     def merge_there() -> None:
         merge(settings, source, phi, captured)
 
+    kept = torch.zeros(numel)
+
     def merge_here() -> None:
         fast = source.cpu()
-        outer.merge(settings, fast, host, host, fast)
+        outer.merge(settings, fast, host, kept)
         source.copy_(fast)
 
     return {

@@ -131,7 +131,6 @@ def merge(
     theta: torch.Tensor,
     phi_new: torch.Tensor,
     theta_captured: torch.Tensor,
-    out: torch.Tensor | None = None,
 ) -> bool:
     """Bring a finished outer step into the fast weights; whether all values are finite. All vectors
     float32 [numel].
@@ -140,22 +139,15 @@ def merge(
     capture; a value that has not moved since becomes ``phi_new`` exactly, without rounding. mix:
     ``theta = mix * theta + (1 - mix) * phi_new``.
 
-    The outcome goes into ``out``, which may be ``theta`` or ``theta_captured``. Without ``out`` it
-    replaces ``theta``, and ``theta_captured`` becomes what that was, so that it can be undone: one
-    pass does what a merge into another vector and a copy back would do in two. Raises `PlanError`
-    for vectors that are not alike.
+    In place, and ``theta_captured`` becomes what ``theta`` was, so that it can be undone: one pass
+    does what a merge into another vector and a copy back would do in two. Raises `PlanError` for
+    vectors that are not alike.
     """
-    into = theta if out is None else out
-    _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured, out=into)
+    _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured)
     now, slow, captured = _array(theta), _array(phi_new), _array(theta_captured)
     if settings.merge == "mix":
-        share = np.float32(1.0 - settings.mix)
-        if out is None:
-            return bool(kernels.mixed_in_place(now, slow, share, captured))
-        return bool(kernels.mixed(now, slow, share, _array(out)))
-    if out is None:
-        return bool(kernels.shifted_in_place(now, slow, captured))
-    return bool(kernels.shifted(now, slow, captured, _array(out)))
+        return bool(kernels.mixed(now, slow, np.float32(1.0 - settings.mix), captured))
+    return bool(kernels.shifted(now, slow, captured))
 
 
 def are_finite(one: torch.Tensor, other: torch.Tensor) -> bool:

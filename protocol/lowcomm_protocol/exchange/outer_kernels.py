@@ -108,70 +108,40 @@ def pooled_of_mean(mean: Vector, phi: Vector, pull: Any, out: Vector) -> None:
 
 
 @part
-def _shifted(theta: Any, phi: Any, captured: Any) -> Any:
-    """One value of `shifted`."""
-    moved = np.float32(theta + np.float32(phi - captured))
-    return phi if theta == captured else moved
-
-
-@part
-def _mixed(theta: Any, phi: Any, share: Any, rest: Any, from_theta: Any) -> Any:
-    """One value of `mixed`."""
-    way = np.float32(phi - theta)
-    near = np.float32(theta + np.float32(share * way))
-    far = np.float32(phi - np.float32(rest * way))
-    return near if from_theta else far
-
-
-@part
 def _magnitude(value: Any) -> Any:
     return np.float32(value).view(np.uint32) & MAGNITUDE
 
 
 @kernel
-def shifted(theta: Vector, phi: Vector, captured: Vector, out: Vector) -> Any:
-    """``out = theta + (phi - captured)``, and ``phi`` where theta is as captured; whether all is
-    finite."""
-    largest = np.uint32(0)
-    for i in range(out.size):
-        value = _shifted(theta[i], phi[i], captured[i])
-        out[i] = value
-        largest = max(largest, _magnitude(value))
-    return largest < INFINITE
+def shifted(theta: Vector, phi: Vector, captured: Vector) -> Any:
+    """``theta += phi - captured``, and ``phi`` where theta is as captured; whether all is finite.
 
-
-@kernel
-def mixed(theta: Vector, phi: Vector, share: Any, out: Vector) -> Any:
-    """``out = theta + share * (phi - theta)``, from the nearer end; whether all is finite."""
-    largest, from_theta = np.uint32(0), share < np.float32(0.5)
-    rest = np.float32(np.float32(1.0) - share)
-    for i in range(out.size):
-        value = _mixed(theta[i], phi[i], share, rest, from_theta)
-        out[i] = value
-        largest = max(largest, _magnitude(value))
-    return largest < INFINITE
-
-
-@kernel
-def shifted_in_place(theta: Vector, phi: Vector, captured: Vector) -> Any:
-    """`shifted` in place on ``theta``; ``captured`` becomes what that was."""
+    ``captured`` becomes what theta was.
+    """
     largest = np.uint32(0)
     for i in range(theta.size):
         before = theta[i]
-        value = _shifted(before, phi[i], captured[i])
+        moved = np.float32(before + np.float32(phi[i] - captured[i]))
+        value = phi[i] if before == captured[i] else moved
         theta[i], captured[i] = value, before
         largest = max(largest, _magnitude(value))
     return largest < INFINITE
 
 
 @kernel
-def mixed_in_place(theta: Vector, phi: Vector, share: Any, captured: Vector) -> Any:
-    """`mixed` in place on ``theta``; ``captured`` becomes what that was."""
+def mixed(theta: Vector, phi: Vector, share: Any, captured: Vector) -> Any:
+    """``theta += share * (phi - theta)``, from the nearer end; whether all is finite.
+
+    ``captured`` becomes what theta was.
+    """
     largest, from_theta = np.uint32(0), share < np.float32(0.5)
     rest = np.float32(np.float32(1.0) - share)
     for i in range(theta.size):
         before = theta[i]
-        value = _mixed(before, phi[i], share, rest, from_theta)
+        way = np.float32(phi[i] - before)
+        near = np.float32(before + np.float32(share * way))
+        far = np.float32(phi[i] - np.float32(rest * way))
+        value = near if from_theta else far
         theta[i], captured[i] = value, before
         largest = max(largest, _magnitude(value))
     return largest < INFINITE
