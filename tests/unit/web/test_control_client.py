@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -18,16 +18,15 @@ from typing import Any
 import psutil
 import pytest
 
+from helpers.stand_in import StandIn, port_of, serving
 from helpers.statuses import make_exchange, make_peer, make_status
 from helpers.waiting import until, until_async
 from lowcomm_node.cli.common import Here
 from lowcomm_node.cli.running import web
-from lowcomm_node.errors import NoPeers, NotRunning, Unhealthy
+from lowcomm_node.errors import NotRunning, Unhealthy
 from lowcomm_node.status.events import Board, Notice, PhaseEntered, Warned
-from lowcomm_node.status.figures import Sample, sample
-from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.model import Status
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.logs import Event
 from lowcomm_node.web import http as listening
 from lowcomm_node.web.api import ROOT
@@ -39,40 +38,18 @@ pytestmark = pytest.mark.slow
 STATUS, PEER = make_status(peer_id="12D3KooWx"), make_peer()
 
 
-class StandIn:
-    """What the server steers, in place of a daemon."""
+class Node(StandIn):
+    """Writes down what it is asked to do."""
 
     def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self.refusal: Exception | None = None
-        self.board = Board()
+        super().__init__(STATUS)
+        self.known = [PEER]
+        self.past = [make_exchange(round=number) for number in range(3)]
         self.loop: asyncio.AbstractEventLoop | None = None
 
-    def tell(self, *events: Event) -> None:
-        """Tell events from another thread."""
-        for event in events:
-            self.loop.call_soon_threadsafe(self.board.tell, event)
-
-    def status(self) -> Status:
-        return STATUS
-
-    def peers(self) -> list[PeerStatus]:
-        return [PEER]
-
-    async def exchanges(self, limit: int, since: int) -> list[ExchangeEnded]:
-        return [make_exchange(round=number) for number in range(limit)]
-
-    async def samples(self, since: int, most: int) -> list[Sample]:
-        return [sample(float(since), STATUS)][:most]
-
-    def limits(self) -> Limits:
-        return Limits(max_peers=64)
-
-    async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
-        self.calls.append(changes)
-        if self.refusal is not None:
-            raise self.refusal
-        return Limits(max_up=625_000.0, max_peers=64)
+    def tell(self, event: Event) -> None:
+        """Tell an event from another thread."""
+        self.loop.call_soon_threadsafe(self.board.tell, event)
 
     def request_finish(self) -> None:
         self.calls.append("finish")
@@ -80,56 +57,21 @@ class StandIn:
     def request_stop(self, now: bool) -> None:
         self.calls.append("stop now" if now else "stop")
 
-    def pause(self, seconds: float | None) -> None:
-        self.calls.append(("pause", seconds))
-
     def resume(self) -> None:
         self.calls.append("resume")
 
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         self.calls.append((prompt, tokens, temperature, seed))
-        if self.refusal is not None:
-            raise self.refusal
         return prompt.upper()
-
-    async def doctor(self, peers: Sequence[str]) -> Sequence[object]:
-        self.calls.append(list(peers))
-        return [{"name": "disk", "state": "ok", "value": "9 GB free", "remedy": "", "figures": {}}]
-
-    async def ping(self, peer: str) -> Ping:
-        raise NoPeers(f"nobody is called {peer}")
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandIn]:
-    """A server for the home ``tmp_path``, in a thread of its own; closed and joined afterwards."""
-    stand_in = StandIn()
-    ready, end = threading.Event(), []
-
-    async def serve() -> None:
-        server, stop = ControlServer(stand_in, stand_in.board, Paths(tmp_path)), asyncio.Event()
-        stand_in.loop = asyncio.get_running_loop()
-        end.append((asyncio.get_running_loop(), stop))
-        await server.start(0, STATUS.peer_id)
-        ready.set()
-        await stop.wait()
-        await server.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    try:
-        assert ready.wait(20)
-        until(
-            lambda: listens(json.loads(Paths(tmp_path).control.read_text())["port"]),
-            20,
-            "the server listens",
-        )
-        yield stand_in
-    finally:
-        loop, stop = end[0]
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(20)
-    assert not thread.is_alive()
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node with the home ``tmp_path``."""
+    node = Node()
+    with serving(node, tmp_path) as node.loop:
+        until(lambda: listens(port_of(tmp_path)), 20, "the server listens")
+        yield node
     assert not {"control.json", "control.sock", "open.html"} & {
         one.name for one in tmp_path.iterdir()
     }
@@ -175,7 +117,7 @@ def answering(reply: bytes | None) -> Iterator[int]:
     assert not thread.is_alive()
 
 
-def test_what_the_node_tells_arrives_unchanged(node: StandIn, tmp_path: Path) -> None:
+def test_what_the_node_tells_arrives_unchanged(node: Node, tmp_path: Path) -> None:
     with ControlClient(tmp_path) as client:
         assert client.status() == STATUS
         assert client.peers() == [PEER]
@@ -184,7 +126,7 @@ def test_what_the_node_tells_arrives_unchanged(node: StandIn, tmp_path: Path) ->
     assert node.calls == [("def ", 7, 0.25, 9)]
 
 
-def test_events_come_one_by_one_while_the_node_runs(node: StandIn, tmp_path: Path) -> None:
+def test_events_come_one_by_one_while_the_node_runs(node: Node, tmp_path: Path) -> None:
     with ControlClient(tmp_path) as client:
         events = following(client, node)
         node.tell(PhaseEntered(phase="finished"))
@@ -192,12 +134,12 @@ def test_events_come_one_by_one_while_the_node_runs(node: StandIn, tmp_path: Pat
     until(lambda: not listeners(node), 20, "the node forgets a listener that has gone")
 
 
-def listeners(node: StandIn) -> int:
+def listeners(node: Node) -> int:
     """Those who follow events."""
     return len(node.board._queues)
 
 
-def following(client: ControlClient, node: StandIn) -> Iterator[Notice]:
+def following(client: ControlClient, node: Node) -> Iterator[Notice]:
     """Events from here on, once the node has counted us in."""
     events, known = client.events(), listeners(node)
     first: list[Notice] = []
@@ -222,14 +164,14 @@ def following(client: ControlClient, node: StandIn) -> Iterator[Notice]:
     ],
 )
 def test_only_stop_now_leaves_without_saving(
-    node: StandIn, tmp_path: Path, ask: Callable[[ControlClient], None], told: str
+    node: Node, tmp_path: Path, ask: Callable[[ControlClient], None], told: str
 ) -> None:
     with ControlClient(tmp_path) as client:
         ask(client)
     assert node.calls == [told]
 
 
-def test_without_the_token_nothing_is_told_and_nothing_done(node: StandIn, tmp_path: Path) -> None:
+def test_without_the_token_nothing_is_told_and_nothing_done(node: Node, tmp_path: Path) -> None:
     content = json.loads(Paths(tmp_path).control.read_text())
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -263,7 +205,7 @@ def test_without_the_token_nothing_is_told_and_nothing_done(node: StandIn, tmp_p
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
-    node: StandIn, tmp_path: Path, path: str, body: Any, words: str
+    node: Node, tmp_path: Path, path: str, body: Any, words: str
 ) -> None:
     given = json.loads(Paths(tmp_path).control.read_text())
     connection = HTTPConnection("127.0.0.1", given["port"], timeout=20)
@@ -333,7 +275,7 @@ def is_ended(connection: socket.socket) -> bool:
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_another_user_who_holds_all_connections_keeps_the_owner_out_of_nothing(
-    asked: str, node: StandIn, tmp_path: Path
+    asked: str, node: Node, tmp_path: Path
 ) -> None:
     port = read_endpoint(tmp_path).port
     with ControlClient(tmp_path) as client:
@@ -362,9 +304,7 @@ def test_another_user_who_holds_all_connections_keeps_the_owner_out_of_nothing(
     assert node.calls == ["finish"]
 
 
-def test_commands_go_through_a_socket_file_of_the_owner_alone(
-    node: StandIn, tmp_path: Path
-) -> None:
+def test_commands_go_through_a_socket_file_of_the_owner_alone(node: Node, tmp_path: Path) -> None:
     path = Paths(tmp_path).control_socket
     assert path.stat().st_mode & 0o777 == 0o600
     with ControlClient(tmp_path) as client:
@@ -374,7 +314,7 @@ def test_commands_go_through_a_socket_file_of_the_owner_alone(
 
 
 def test_the_key_of_a_link_stands_on_no_command_line(
-    node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
@@ -392,7 +332,7 @@ async def test_a_home_whose_path_no_socket_can_have_has_it_in_the_runtime_folder
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         home = tmp_path / ("long" * 40)
         home.mkdir()
-        server = ControlServer(StandIn(), Board(), Paths(home))
+        server = ControlServer(Node(), Board(), Paths(home))
         await server.start(0, "me")
         path = Path(read_endpoint(home).socket)
         assert path.is_relative_to(runtime) and path.stat().st_mode & 0o777 == 0o600
@@ -410,7 +350,7 @@ async def test_requests_under_way_when_the_node_ends_leave_no_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "CLOSE_DEADLINE", 0.5)
-    node, begun = StandIn(), asyncio.Event()
+    node, begun = Node(), asyncio.Event()
 
     async def generate(**asked: Any) -> str:
         begun.set()
