@@ -39,7 +39,7 @@ def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes take few steps: those of a model as `init` writes it would fill a core each."""
-    monkeypatch.setenv("STEP_SECONDS", "0.25")
+    monkeypatch.setenv("STEP_SECONDS", "0.5")
 
 
 @pytest.fixture
