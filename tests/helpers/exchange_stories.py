@@ -1,4 +1,4 @@
-"""Exchanges of a group in a virtual swarm, and stories of one, event by event, as ``m`` sees it."""
+"""Exchanges in a virtual swarm, and stories of one, event by event, as ``m`` sees it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import pytest
 from helpers.virtual import OFFER, Swarm, VirtualPeer
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import events
+from lowcomm_protocol.exchange.base import Gathering
 from lowcomm_protocol.exchange.group import GroupExchange
 
 ME = "m"
@@ -46,11 +47,33 @@ def group(*order: str, size: int = 4) -> GroupExchange:
     return exchange
 
 
-def told(exchange: GroupExchange, *happenings: events.PeerEvent) -> list[events.Effect]:
+def told(exchange: Gathering, *happenings: events.PeerEvent) -> list[events.Effect]:
     """The effects of the last event."""
     effects: list[events.Effect] = []
     for event in happenings:
         effects = exchange.handle(event)
+    return effects
+
+
+def run_to_end(exchange: Gathering, happenings: list[events.PeerEvent]) -> list[events.Effect]:
+    """All effects of a story that ends in time, each violation told as a loss."""
+    effects: list[events.Effect] = []
+    for event in [
+        *happenings, events.GatheringClosed(), events.DeadlinePassed(), events.DeadlinePassed()
+    ]:  # fmt: skip
+        was_over = exchange.over
+        try:
+            new = exchange.handle(event)
+        except ProtocolViolation:
+            assert not was_over
+            new = exchange.handle(
+                events.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol")
+            )
+        assert not (was_over and new), "effects after the end"
+        assert len(exchange.partners) < exchange.group
+        effects += new
+    assert exchange.over
+    assert exchange.stage is events.Stage.APPLIED or exchange.reason
     return effects
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.group_stories import ME, accepted, after, group, refused, told, well
+from helpers.exchange_stories import ME, accepted, after, group, refused, told, well
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.agreeing import clique
 from lowcomm_protocol.exchange.events import Stage

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.group_stories import (
+from helpers.exchange_stories import (
     AGREED,
     COMMITTED,
     GIVEN,
@@ -29,6 +29,7 @@ from helpers.group_stories import (
     held,
     joined,
     refused,
+    run_to_end,
     told,
     well,
 )
@@ -273,31 +274,6 @@ def any_event():
 EVENTS = any_event()
 
 
-def run(exchange: GroupExchange, happenings: list[events.PeerEvent]) -> list[events.Effect]:
-    """All effects of a story that ends in time, each violation told as a loss."""
-    effects: list[events.Effect] = []
-    for event in [
-        *happenings,
-        events.GatheringClosed(),
-        events.DeadlinePassed(),
-        events.DeadlinePassed(),
-    ]:
-        was_over = exchange.over
-        try:
-            new = exchange.handle(event)
-        except ProtocolViolation:
-            assert not was_over
-            new = exchange.handle(
-                events.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol")
-            )
-        assert not (was_over and new), "effects after the end"
-        assert len(exchange.partners) < exchange.group
-        effects += new
-    assert exchange.over
-    assert exchange.stage is Stage.APPLIED or exchange.reason
-    return effects
-
-
 @settings(max_examples=500)
 @given(
     st.sampled_from([3, 4, 8]),
@@ -311,7 +287,7 @@ def test_no_sequence_of_events_breaks_an_exchange(group, order, expected, happen
     exchange = GroupExchange(me=ME, candidates=order, group=group)
     if expected is not None:
         exchange.expect(expected)
-    effects = exchange.start() + run(exchange, happenings)
+    effects = exchange.start() + run_to_end(exchange, happenings)
     check_effects(effects, exchange)
 
 
@@ -332,7 +308,7 @@ def test_no_story_that_goes_wrong_half_way_breaks_an_exchange(disturbances):
     effects = [
         *exchange.start(),
         *exchange.handle(events.Lost(peer="z", reason="broke")),
-        *run(exchange, happenings),
+        *run_to_end(exchange, happenings),
     ]
     check_effects(effects, exchange)
 

@@ -3,6 +3,7 @@ would take different ones."""
 
 import pytest
 
+from helpers.exchange_stories import ME, THREE, told
 from helpers.virtual import OFFER
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import events
@@ -10,16 +11,7 @@ from lowcomm_protocol.exchange.events import Cause, Stage
 from lowcomm_protocol.exchange.group import GroupExchange
 from lowcomm_protocol.matching import Refusal
 
-ME, THREE = "m", ("a", "b", "m")
 DIGESTS = {peer: bytes([number]) * 32 for number, peer in enumerate(THREE)}
-
-
-def told(exchange: GroupExchange, *happenings: events.PeerEvent) -> list[events.Effect]:
-    """The effects of the last event."""
-    effects: list[events.Effect] = []
-    for event in happenings:
-        effects = exchange.handle(event)
-    return effects
 
 
 def agreed(missed: events.Missed) -> GroupExchange:

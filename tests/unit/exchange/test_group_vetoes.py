@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import pytest
 
-from helpers.group_stories import at, group_peers
+from helpers.exchange_stories import at, group_peers
 from helpers.virtual import CALM, Swarm, VirtualPeer, check, naming
 from lowcomm_protocol.exchange import events
 

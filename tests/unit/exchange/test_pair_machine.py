@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.exchange_stories import ME, accepted, run_to_end, told
 from helpers.virtual import CALM, OFFER, STORM, stories
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import events
@@ -48,7 +49,6 @@ def test_in_a_storm_partners_agree_or_are_in_doubt_and_all_end_in_time():
 # Any sequence of events
 
 PEERS = ("a", "b", "c", "z", "stranger")
-ME = "m"
 
 
 def any_event():
@@ -90,25 +90,7 @@ def test_no_sequence_of_events_breaks_an_exchange(order, expected, happenings):
         exchange.expect(expected)
     else:
         effects += exchange.start()
-    for event in [
-        *happenings,
-        events.GatheringClosed(),
-        events.DeadlinePassed(),
-        events.DeadlinePassed(),
-    ]:
-        was_over = exchange.over
-        try:
-            new = exchange.handle(event)
-        except ProtocolViolation:
-            assert not was_over
-            new = exchange.handle(
-                events.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol")
-            )
-        assert not (was_over and new)
-        assert len(exchange.partners) < 2
-        effects += new
-    assert exchange.over
-    assert exchange.stage is Stage.APPLIED or exchange.reason
+    effects += run_to_end(exchange, happenings)
     check_effects(effects, exchange)
 
 
@@ -137,20 +119,8 @@ def check_effects(effects: list[events.Effect], exchange: PairExchange) -> None:
 # Single stories
 
 
-def accepted(peer: str, called_us: bool = False, step: int = 40) -> events.Accepted:
-    return events.Accepted(peer=peer, offer=replace(OFFER, swarm_step=step), called_us=called_us)
-
-
 def confirmed(peer: str, *members: str) -> events.Confirm:
     return events.Confirm(peer=peer, members=members_digest(members))
-
-
-def told(exchange: PairExchange, *happenings: events.PeerEvent) -> list[events.Effect]:
-    """The effects of the last event."""
-    effects: list[events.Effect] = []
-    for event in happenings:
-        effects = exchange.handle(event)
-    return effects
 
 
 def pair(*order: str) -> PairExchange:
