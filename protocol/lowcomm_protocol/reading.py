@@ -42,10 +42,6 @@ from lowcomm_protocol.spec.sections import MAX_PACK_PIECES, MAX_PARTS, PackedTex
 MAX_STATEMENT_BYTES = 28 * 1024
 """Bytes of a signed statement. One of 200,000 pieces always fits."""
 MAX_EPOCH = 1 << 24
-MIXED_BYTES, MOST_MIXED = 32 * 1024 * 1024, 12
-"""Bytes of the pieces that a peer reads at once, and their number, at most."""
-MIXED_SHARE = 32
-"""Of so many pieces a peer reads one at once: when it leaves, others read all of it again."""
 MAX_MET, MAX_STATEMENTS = 8192, 1024
 """Peers that are remembered as met, and those of which we keep a statement on one epoch."""
 MOST_WAYS = 2
@@ -166,23 +162,42 @@ def _inflate(data: bytes) -> bytes:
     return bitmap
 
 
-def count_windows(text: PackedText, piece: int, context: int) -> int:
-    """Windows of a piece of training text; tokens that fill no window are not read."""
-    tokens = min(text.piece_tokens, text.tokens - piece * text.piece_tokens)
-    return max(0, tokens) // context
+@dataclass(frozen=True)
+class Deal:
+    """How the windows of a part are dealt to its pieces.
+
+    Neighbours in a text are alike, and a model that reads them together forgets the rest
+    (docs/methods.md). So each epoch shuffles the windows of a block, which is so many neighbouring
+    pieces, and deals them to these pieces in turn.
+    """
+
+    text: PackedText
+    context: int
+    size: int
+    """Pieces of a block; the last block may have fewer."""
+
+    def block(self, piece: int) -> range:
+        """The pieces of the block of a piece."""
+        first = piece - piece % self.size
+        return range(first, min(first + self.size, self.text.training_pieces))
+
+    def windows(self, piece: int) -> int:
+        """Windows of the block of a piece; tokens that fill no window are not read."""
+        block, each = self.block(piece), self.text.piece_tokens
+        return max(0, min(len(block) * each, self.text.tokens - block.start * each)) // self.context
+
+    def count(self, piece: int) -> int:
+        """Windows that are dealt to a piece."""
+        block = self.block(piece)
+        return len(range(piece - block.start, self.windows(piece), len(block)))
 
 
-def count_mixed(text: PackedText, parts: int) -> int:
-    """Pieces of a part that a peer reads at once, where a run has so many parts: it claims them,
-    and the next one."""
-    most = MOST_MIXED, MIXED_BYTES // text.piece_bytes, text.training_pieces // MIXED_SHARE
-    return max(1, min(max(2, min(most)), MAX_CLAIMS // parts - 1))
-
-
-def count_readable(text: PackedText, context: int) -> int:
-    """Pieces of training text with a window: the last one may be shorter."""
-    last = text.training_pieces - 1
-    return last + (count_windows(text, last, context) > 0)
+def deals_of(spec: RunSpec) -> tuple[Deal, ...]:
+    """For each part of a run."""
+    size = spec.data.shuffle_bytes
+    return tuple(
+        Deal(text, spec.model.context, max(1, size // text.piece_bytes)) for text in spec.data.parts
+    )
 
 
 Ranks = NDArray[np.uint64]
@@ -221,12 +236,10 @@ class SharedReading:
     """What is read, and what is claimed, of the packed text of a run, as one peer knows it."""
 
     def __init__(self, spec: RunSpec, run_id: str, peer_id: str) -> None:
-        context, self._interval = spec.model.context, spec.sync.interval
         self._seed, self._run_id, self._peer_id = spec.run.seed, run_id, peer_id
-        self._counts = [count_readable(text, context) for text in spec.data.parts]
-        self._per_step = [
-            spec.train.batch / max(1, count_windows(text, 0, context)) for text in spec.data.parts
-        ]
+        self._deals, self._interval = deals_of(spec), spec.sync.interval
+        self._counts = [text.training_pieces for text in spec.data.parts]
+        self._per_step = [spec.train.batch / max(1, deal.count(0)) for deal in self._deals]
         """Most pieces of each part that a peer reads in a step."""
         self._clock = 0
         self._claims: dict[Place, dict[int, list[tuple[str, bool]]]] = {}
@@ -304,11 +317,19 @@ class SharedReading:
             self._go_to(part, epoch)
             self._is_new[part] = False
 
-    def readers(self, part: int, piece: int) -> set[str]:
-        """The living peers that are said to have a piece."""
-        epochs = (ours := self.epochs[part], ours - 1, ours + 1)
-        claims = (self._claims.get((part, epoch), {}).get(piece, ()) for epoch in epochs)
-        return {peer for claimed in claims for peer, is_kept in claimed if is_kept}
+    def readers(self, part: int, pieces: Iterable[int]) -> set[str]:
+        """The living peers that are said to have some of these pieces, since they read what the
+        blocks of these deal."""
+        size, ours = self._deals[part].size, self.epochs[part]
+        blocks = {piece // size for piece in pieces}
+        return {
+            peer
+            for epoch in (ours - 1, ours, ours + 1)
+            for dealt, claimed in self._claims.get((part, epoch), {}).items()
+            if dealt // size in blocks
+            for peer, is_kept in claimed
+            if is_kept
+        }
 
     def forget(self, peer_id: str) -> None:
         """Believe a peer no longer that was removed from the run."""
@@ -356,34 +377,30 @@ class SharedReading:
 
     # what to read
 
-    def choose(
-        self, part: int, mine: Iterable[TextPiece] = (), within: Pieces | None = None
-    ) -> TextPiece | None:
-        """The piece to read next, beside those that are ``mine``.
+    def choose(self, part: int, mine: Iterable[TextPiece] = ()) -> TextPiece | None:
+        """The piece to read next, beside those that are ``mine``; None in a part without windows.
 
-        ``within``: only of these, and where none is left, of the next epochs; None where that is
-        nothing.
+        A peer reads what a block deals before it goes to another one, whose pieces it must fetch.
         """
-        number = self._counts[part]
-        if number == 0 or (within is not None and not within[:number].any()):
+        if self._deals[part].count(0) == 0:
             return None
-        ours = list(mine)
+        ours, size = list(mine), np.uint64(self._deals[part].size)
         # What a peer gave back that has gone is read, though the next epoch has begun.
         current = self.epochs[part]
         returns = (part, current) in self._began or (part, current - 1) in self._own
         for epoch in count(current - returns):
             place = part, epoch
             free = ~self.pieces_read(place)
-            claimed = [piece for piece in self._claims.get(place, {}) if piece < number]
+            claimed = [piece for piece in self._claims.get(place, {}) if piece < len(free)]
             free[claimed] = False
             free[[one.piece for one in ours if (one.part, one.epoch) == place]] = False
             if epoch == self.epochs[part] and not free.any():
                 self._go_to(part, epoch + 1)
                 self._began.setdefault((part, epoch + 1), self._clock)
-            if within is not None:
-                free &= within[:number]
             pieces = np.flatnonzero(free).astype(np.uint64)
             if len(pieces):
+                of_blocks = rank(self._seed, place, self._peer_id, ~(pieces // size))
+                pieces = pieces[of_blocks == of_blocks.min()]
                 ranks = rank(self._seed, place, self._peer_id, pieces)
                 return TextPiece(part, epoch, int(pieces[ranks.argmin()]))
         return None

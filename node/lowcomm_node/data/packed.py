@@ -1,19 +1,17 @@
-"""Packed text as a trainer reads it: verified pieces in a queue, each of their windows once.
+"""Packed text as a trainer reads it: what was dealt to each piece of a queue, window by window.
 
-Neighbours in a text are alike, and a model that reads only one piece for a while forgets the others
-(docs/methods.md). So windows come from several pieces at once, more of the older ones: pieces end
-one after the other.
-
-The n-th window of a piece has the tokens ``[n * context, (n + 1) * context)``. The
-last token of a piece has no target in it, so that target is IGNORED, as are masked tokens.
+Windows of a block follow one another without a gap (`Deal`). The last token of a block has no
+target in it, so that target is IGNORED, as are masked tokens.
 """
 
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, zip_longest
+from functools import lru_cache
+from itertools import chain, zip_longest
 from math import floor
+from os import pread
 from pathlib import Path
 from typing import Any
 
@@ -26,53 +24,51 @@ from lowcomm_node.data.pack import MASKED
 from lowcomm_node.data.shards import Split
 from lowcomm_node.data.stream import IGNORED, TrainStream
 from lowcomm_node.errors import DataError
-from lowcomm_protocol.reading import count_mixed
+from lowcomm_protocol.reading import Deal
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.sections import PackedText, TextPiece
+from lowcomm_protocol.spec.sections import TextPiece
 
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets, int64 ``[windows, context]``."""
+
+
+Places = NDArray[np.int64]
+"""Tokens of a file at which windows begin."""
 
 
 @dataclass(frozen=True)
 class PartFile:
     """The file of one part. Of its pieces only those are read that the daemon has verified."""
 
-    text: PackedText
+    deal: Deal
     path: Path
     vocab: int
 
-    def load(self, piece: int) -> NDArray[Any]:
-        """The tokens of a piece without its padding, uint16 or uint32, in memory. Raises
-        DataError."""
-        text = self.text
-        first = 0 if piece < text.training_pieces else text.training_pieces
-        count = text.held_out_tokens if first else text.tokens
-        count = min(text.piece_tokens, count - (piece - first) * text.piece_tokens)
-        place = piece * text.piece_bytes
+    def windows(self, places: Places, ends: Places | int) -> Batch:
+        """The windows at these places; token ``ends`` is the target of none. Raises DataError."""
+        text, context = self.deal.text, self.deal.context
+        width = text.token_bytes
+        size = (context + 1) * width
         try:
-            tokens = np.fromfile(self.path, f"<u{text.token_bytes}", count, offset=place)
+            with self.path.open("rb", buffering=0) as file:
+                read = [pread(file.fileno(), size, int(place) * width) for place in places]
         except OSError as error:
             raise DataError(f"{self.path} can't be read: {error.strerror}.") from None
+        data = b"".join(window.ljust(size, b"\0") for window in read)
+        tokens = np.frombuffer(data, f"<u{width}").reshape(-1, context + 1).astype(np.int64)
+        ignored = places[:, None] + np.arange(1, context + 1) == np.reshape(ends, (-1, 1))
+        if text.masked:
+            ignored |= tokens[:, 1:] & MASKED != 0
+            tokens &= MASKED - 1
+        targets = np.where(ignored, IGNORED, tokens[:, 1:])
         # A GPU would answer a wrong token with the loss of its whole process.
-        values = tokens & ~np.uint32(MASKED) if text.masked else tokens
-        if len(tokens) != count or int(values.max()) >= self.vocab:
+        is_known = max(int(tokens[:, :-1].max()), int(targets.max())) < self.vocab
+        if min(map(len, read)) < size - width or not is_known:
             raise DataError(
-                f"Piece {piece} of {self.path} is cut off, or has tokens of another vocabulary "
-                f"than the tokenizer's {self.vocab}: remove that file, peers send it again."
+                f"{self.path} is cut off, or has tokens of another vocabulary than the "
+                f"tokenizer's {self.vocab}: remove that file, peers send it again."
             )
-        return tokens
-
-    def windows(self, tokens: NDArray[Any], numbers: NDArray[np.int64], context: int) -> Batch:
-        """Windows of a piece, by their numbers."""
-        places = numbers[:, None] * context + np.arange(context + 1)
-        taken = tokens[np.minimum(places, len(tokens) - 1)].astype(np.int64)
-        ignored = places[:, 1:] == len(tokens)
-        if self.text.masked:
-            ignored |= taken[:, 1:] & MASKED != 0
-            taken &= MASKED - 1
-        targets = np.where(ignored, IGNORED, taken[:, 1:])
-        return torch.from_numpy(taken[:, :-1].copy()), torch.from_numpy(targets)
+        return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(targets)
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class PackedTraining:
     @property
     def tokens(self) -> int:
         """Tokens of all parts."""
-        return sum(part.text.tokens for part in self.parts)
+        return sum(part.deal.text.tokens for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -97,10 +93,12 @@ class PackedHeldOut:
         """At most ``count`` windows, of all parts in turn. Raises DataError if there is none."""
         drawn: list[list[Batch]] = []
         for number, part in enumerate(self.parts):
-            tokens = part.load(part.text.training_pieces)
-            order = _permutation(f"held-out:{number}", len(tokens) // context)
-            numbers = order[: -(-count // len(self.parts)), None]
-            drawn.append([part.windows(tokens, one, context) for one in numbers])
+            text = part.deal.text
+            first = text.training_pieces * text.piece_tokens
+            tokens = min(text.piece_tokens, text.held_out_tokens)
+            order = _permutation(f"held-out:{number}", tokens // context)
+            places = first + context * order[: -(-count // len(self.parts)), None]
+            drawn.append([part.windows(place, first + tokens) for place in places])
         turns = chain.from_iterable(zip_longest(*drawn))
         chosen = [one for one in turns if one is not None][:count]
         if not chosen:
@@ -116,13 +114,13 @@ class PackedStream:
     """Batches from queues of pieces, one queue a part.
 
     Shares of the parts hold over many batches, to the window. A resumed stream goes on with the
-    very next batch, once ``add`` has named the pieces of its queue again.
+    very next batch, once ``add`` has named the pieces of its queue again. A part whose text does
+    not come is read again at random, where ``read_again`` says of which pieces.
     """
 
     def __init__(
         self,
         training: PackedTraining,
-        context: int,
         batch: int,
         seed: int,
         shares: Callable[[], Sequence[float]],
@@ -130,21 +128,18 @@ class PackedStream:
         """``shares``: of the parts, as they hold now."""
         self.batches = 0  # batches drawn so far
         self._parts = training.parts
-        self._context = context
         self._batch = batch
         self._seed = seed
         self._shares = shares
         self._queues = [deque[TextPiece]() for _ in self._parts]
-        self._mixed = [count_mixed(part.text, len(self._parts)) for part in self._parts]
-        """Pieces at the head of each queue that windows are drawn from."""
         self._drawn: dict[TextPiece, int] = {}
         """Windows drawn of each piece that was begun."""
         self._credits = [0.0 for _ in self._parts]
         """Windows that each part is owed."""
         self._here = set[TextPiece]()
-        """Pieces on the disk; a resumed queue may hold others."""
-        self._open: dict[TextPiece, tuple[NDArray[Any], NDArray[np.int64]]] = {}
-        """Tokens, and the order of windows, of pieces that are being read."""
+        """Pieces whose blocks are on the disk; a resumed queue may hold others."""
+        self._again: dict[int, tuple[int, ...]] = {}
+        """By part: pieces to read again while its queue has too few windows."""
         self._ended: list[tuple[TextPiece, int]] = []
 
     @property
@@ -153,26 +148,36 @@ class PackedStream:
         return tuple(chain.from_iterable(self._queues))
 
     def add(self, pieces: Iterable[TextPiece]) -> None:
-        """Read these pieces, which are on the disk, after those that the queues hold. Pieces of
-        their parts that stand before them and are not on the disk are left out."""
+        """Read these pieces, whose blocks are on the disk, after those that the queues hold. Those
+        of their parts that stand before them and are not on the disk are left out."""
         for piece in pieces:
+            self._again.pop(piece.part, None)
             queue = self._queues[piece.part]
             before = list(queue)[: queue.index(piece)] if piece in queue else list(queue)
             for one in before:
                 if one not in self._here:
                     self._drawn.pop(one, None)
                     queue.remove(one)
-            if not self._count(piece):
+            if self._left(piece) <= 0:
                 self._ended.append((piece, 0))
                 continue
             if piece not in queue:
                 queue.append(piece)
             self._here.add(piece)
 
+    def read_again(self, part: int, pieces: Iterable[int]) -> None:
+        """Draw windows of these pieces at random, until ``add`` brings the next of the part."""
+        deal = self._parts[part].deal
+        full = deal.text.tokens // deal.text.piece_tokens
+        if whole := tuple(piece for piece in pieces if piece < full):
+            self._again[part] = whole
+
     def is_ready(self) -> bool:
         """Whether all windows of the next batch are here."""
         counts, _ = self._allotted()
-        return all(self._has(part, count) for part, count in enumerate(counts))
+        return all(
+            part in self._again or self._has(part, count) for part, count in enumerate(counts)
+        )
 
     def next_batch(self) -> Batch:
         """Tokens and targets, int64 ``[batch, context]``. Raises DataError if the text is not
@@ -203,7 +208,6 @@ class PackedStream:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from ``state``."""
         self._here.clear()
-        self._open.clear()
         self._drawn.clear()
         for queue in self._queues:
             queue.clear()
@@ -231,48 +235,46 @@ class PackedStream:
         return counts, [windows - count for windows, count in zip(owed, counts, strict=True)]
 
     def _has(self, part: int, count: int) -> bool:
-        queue = self._queues[part]
-        # Without one of them a resumed stream would draw other windows than it has drawn before.
-        if count and not self._here.issuperset(islice(queue, self._mixed[part])):
-            return False
-        for piece in queue:
+        for piece in self._queues[part]:
             if count <= 0 or piece not in self._here:
                 break
-            count -= self._count(piece) - self._drawn.get(piece, 0)
+            count -= self._left(piece)
         return count <= 0
 
-    def _count(self, piece: TextPiece) -> int:
-        text = self._parts[piece.part].text
-        tokens = min(text.piece_tokens, text.tokens - piece.piece * text.piece_tokens)
-        return tokens // self._context
+    def _left(self, piece: TextPiece) -> int:
+        count = self._parts[piece.part].deal.count(piece.piece)
+        return count - self._drawn.get(piece, 0)
 
     def _draw(self, part: int, count: int) -> list[Batch]:
-        queue, numbers = self._queues[part], dict[TextPiece, list[np.int64]]()
-        drawing = _generator(f"mixing:{self._seed}:{part}:{self.batches}")
-        for place in drawing.random((count, 2)).min(1) if count else ():
-            mixed = [one for one in islice(queue, self._mixed[part]) if one in self._here]
-            piece = mixed[int(place * len(mixed))]
-            order, drawn = self._opened(piece)[1], self._drawn.get(piece, 0)
-            numbers.setdefault(piece, []).append(order[drawn])
-            self._drawn[piece] = drawn + 1
-            if drawn + 1 == len(order):
-                queue.remove(piece)
-                self._ended.append((piece, len(order)))
-        batches = [
-            self._parts[part].windows(self._opened(piece)[0], np.array(of_piece), self._context)
-            for piece, of_piece in numbers.items()
-        ]
-        for piece in [one for one in numbers if one not in queue]:
-            del self._open[piece], self._drawn[piece]
-            self._here.discard(piece)
+        file, queue = self._parts[part], self._queues[part]
+        if not self._has(part, count):
+            drawing = _generator(f"again:{self._seed}:{part}:{self.batches}")
+            pieces, each = drawing.choice(self._again[part], count), file.deal.text.piece_tokens
+            places = pieces * each + drawing.integers(0, each - file.deal.context + 1, count)
+            return [file.windows(places, (pieces + 1) * each)]
+        batches: list[Batch] = []
+        while count:
+            piece = queue[0]
+            places, end = self._dealt(piece)
+            drawn = self._drawn.get(piece, 0)
+            taken = places[drawn : drawn + count]
+            batches.append(file.windows(taken, end))
+            self._drawn[piece] = drawn + len(taken)
+            count -= len(taken)
+            if drawn + len(taken) == len(places):
+                self._ended.append((queue.popleft(), len(places)))
+                self._here.discard(piece)
+                del self._drawn[piece]
         return batches
 
-    def _opened(self, piece: TextPiece) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        if piece not in self._open:
-            name = f"piece:{self._seed}:{piece.epoch}:{piece.part}:{piece.piece}"
-            order = _permutation(name, self._count(piece))
-            self._open[piece] = self._parts[piece.part].load(piece.piece), order
-        return self._open[piece]
+    def _dealt(self, piece: TextPiece) -> tuple[Places, int]:
+        """Where the windows begin that were dealt to a piece, and where its block ends."""
+        deal = self._parts[piece.part].deal
+        block, each = deal.block(piece.piece), deal.text.piece_tokens
+        name = f"block:{self._seed}:{piece.part}:{piece.epoch}:{block.start}"
+        order = _permutation(name, deal.windows(piece.piece))
+        places = block.start * each + deal.context * order[piece.piece - block.start :: len(block)]
+        return places, min(block.stop * each, deal.text.tokens)
 
 
 def stream_of(
@@ -284,10 +286,11 @@ def stream_of(
     """The batches that a peer trains on."""
     context, batch, seed = spec.model.context, spec.train.batch, spec.run.seed
     if isinstance(training, PackedTraining):
-        return PackedStream(training, context, batch, seed, shares)
+        return PackedStream(training, batch, seed, shares)
     return TrainStream(training, context, batch, seed, peer_id)
 
 
+@lru_cache(maxsize=8)  # the pieces of a block share it
 def _permutation(name: str, count: int) -> NDArray[np.int64]:
     return _generator(name).permutation(count)
 

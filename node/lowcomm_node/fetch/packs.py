@@ -249,8 +249,8 @@ class PackStore:
         """Peers that sent what is not the text."""
         self.assigned: Callable[[], Collection[int]] = lambda: ()
         """Pieces that are being read, or will be read next."""
-        self.readers: Callable[[int], Collection[str]] = lambda piece: ()
-        """Peers that are said to have a piece."""
+        self.readers: Callable[[Collection[int]], Collection[str]] = lambda pieces: ()
+        """Peers that are said to have some of these pieces."""
         self.bytes_fetched = self.bytes_given = 0
         self._fetch = fetch
         self._room = room or DataRoom()
@@ -279,6 +279,10 @@ class PackStore:
     def count_coming(self) -> int:
         """The number of pieces that are being fetched."""
         return len(self._coming)
+
+    def is_coming(self, piece: int) -> bool:
+        """Whether somebody is giving a piece."""
+        return piece in self._coming and piece not in self.download.missing
 
     def is_damaged(self, piece: int) -> bool:
         """Whether a piece of the owner's pack was found to be another than the run's."""
@@ -348,7 +352,7 @@ class PackStore:
     def rank(self, peers: Sequence[PeerInfo]) -> list[PeerInfo]:
         """Peers to ask: those that are said to have what is missing first, in our own order."""
         missing = list(islice(self.download.missing, LOOK))
-        said = {peer for piece in missing for peer in self.readers(piece)}
+        said = self.readers(missing)
 
         def place(peer: PeerInfo) -> tuple[int, int]:
             name = peer.peer_id

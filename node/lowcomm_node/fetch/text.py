@@ -21,7 +21,6 @@ from lowcomm_node.system.tasks import first_of
 from lowcomm_protocol.spec.sections import DataSettings
 
 DIGITS = 16  # of a text's digest, in the name of its folder
-NEEDED = 3  # pieces of a part that must fit: one that is read, the next, and held-out text
 
 
 class RunText:
@@ -53,7 +52,15 @@ class RunText:
             return
         settings = self._settings
         read = [part for part in self._data.parts if part.share]
-        most, needed = settings.max_data, NEEDED * sum(part.piece_bytes for part in read)
+        # The block that is read, the next, and a piece of held-out text.
+        blocks = [2 * max(self._data.shuffle_bytes, part.piece_bytes) for part in read]
+        most, needed = (
+            settings.max_data,
+            sum(
+                min(part.size, block + part.piece_bytes)
+                for part, block in zip(read, blocks, strict=True)
+            ),
+        )
         if most is not None and most * GIB < needed:
             raise ConfigError(
                 f"--max-data {most:g} GiB has no room for the {needed / GIB:.2g} GiB of text that "

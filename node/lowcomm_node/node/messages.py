@@ -240,9 +240,16 @@ class Adopt(Request[Ready], name="adopt", holds_steps=True):
 
 
 class AddText(Request[Done], name="text"):
-    """Read these pieces once those before them are read. They are on the disk, and verified."""
+    """Read these pieces once those before them are read. Their blocks are here, and verified."""
 
     pieces: tuple[TextPiece, ...]
+
+
+class ReadAgain(Request[Done], name="read-again"):
+    """Draw windows of these pieces at random, until text of their part is added."""
+
+    part: int
+    pieces: tuple[int, ...]
 
 
 class Stop(Request[Done], name="stop"):

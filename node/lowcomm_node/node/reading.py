@@ -1,11 +1,11 @@
 """Pieces of packed text that this node reads, from the choice to the trainer.
 
-choose ──► claim, in our record ──► have it fetched ──► hand it to the trainer ──► read, stated
+choose ──► claim, in our record ──► have its block fetched ──► hand it to the trainer ──► stated
                                           │
                                           └── nobody gives it for ten minutes: skipped
 
-``SharedReading`` has the rules. Of a part the trainer has the pieces that it mixes, at least two,
-and one more is claimed and fetched; more where a batch takes several pieces.
+``SharedReading`` has the rules. Of a part the trainer has at least two pieces, more where a batch
+takes several. The next ones are claimed early, so that others know it before they are handed over.
 """
 
 import asyncio
@@ -13,18 +13,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from math import ceil
 from time import monotonic, time
 from typing import Any
-
-import numpy as np
 
 from lowcomm_node.catalogue import Waiting
 from lowcomm_node.dht.keys import MAX_LIFE, read_key
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.fetch.packs import PackStore
 from lowcomm_node.fetch.text import RunText
-from lowcomm_node.node.messages import AddText, PieceRead, Ready, TextAwaited
+from lowcomm_node.node.messages import AddText, PieceRead, ReadAgain, Ready, TextAwaited
 from lowcomm_node.node.report import NodeState
 from lowcomm_node.status.events import PieceSkipped
 from lowcomm_node.storage.files import read_small, write_atomic
@@ -37,8 +36,7 @@ from lowcomm_protocol.reading import (
     PieceClaim,
     Place,
     SharedReading,
-    count_mixed,
-    count_windows,
+    deals_of,
     read_claims,
     read_statement,
     supported_step,
@@ -49,11 +47,15 @@ from lowcomm_protocol.spec.run import SignedRun
 from lowcomm_protocol.spec.sections import TextPiece
 
 UNGIVEN, LONGEST = 600.0, 3600.0
-"""Seconds after which a piece is skipped that nobody gives, or that still is not here."""
+"""Seconds after which a block is skipped that nobody gives, or that still is not here."""
 RETRY = 10.0
 """Seconds after which a piece is tried again that our own disk has no room for."""
 PATIENCE = 15.0
-"""Seconds that training waits before it reads again what is here."""
+"""Seconds that training waits, and nobody gives the text, before it reads again what is here."""
+MOST_AGAIN = 4096
+"""Pieces that are read again."""
+EARLY = 8
+"""Pieces that are claimed early, of all parts, where they are of one block."""
 SETTLE = 2.0
 """Looks at the DHT after which others should know of a claim, where there is time."""
 LOOKS, LONGEST_LOOK, PEERS_A_SECOND = 5.0, 120.0, 8
@@ -70,9 +72,12 @@ class _Held:
     """A piece that we claim."""
 
     piece: TextPiece
+    block: range
+    """The pieces that must be here, so that it can be read."""
     is_resumed: bool = False
     """Whether the trainer's queue had it when it started."""
     is_here: bool = False
+    """Whether its block is."""
     is_kept: bool = False
     """Whether the trainer has it."""
     claimed: float = field(default_factory=monotonic)
@@ -93,6 +98,7 @@ class TextReader:
         self._text = text
         self._board = state.board
         self._shared = SharedReading(run.spec, run.run_id, identity.peer_id)
+        self._deals = deals_of(run.spec)
         self._held: dict[TextPiece, _Held] = {}
         self._ended: dict[TextPiece, float | None] = {}
         """Pieces that we have read, until others know of it, and when that was stated."""
@@ -105,8 +111,8 @@ class TextReader:
         self._is_known = self._has_begun = False
         self._waits_since: float | None = None
         """Since when training has waited for text."""
-        self._missing: dict[int, TextPiece] = {}
-        """By part: a piece that does not come, while others are read again."""
+        self._again = set[int]()
+        """Parts that are read again, since their next pieces do not come."""
         self._published: bytes | None = None
         self._publish_due = 0.0
         self._tasks = Tasks()
@@ -117,8 +123,8 @@ class TextReader:
 
     def claims(self) -> bytes:
         """Field ``reading`` of our record."""
-        if self._board.phase in ("finished", "left"):
-            return b""
+        if self._board.phase in ("finished", "left", "paused"):
+            return b""  # others may read it
         held = sorted(self._held.values(), key=lambda one: not one.is_kept)
         ended = [PieceClaim(piece, True) for piece in reversed(self._ended)]
         return write_claims([*(PieceClaim(one.piece, one.is_kept) for one in held), *ended])
@@ -149,15 +155,16 @@ class TextReader:
     def take_over(self, ready: Ready) -> None:
         """Go on with the queue of a trainer that has started, or has taken over a state."""
         before, self._waits_since = self._held, None
-        for one in before.values():
-            one.is_kept = one.is_resumed = False
+        for held in before.values():
+            held.is_kept = held.is_resumed = False
         self._held = {}
         for piece in ready.text:
-            self._held[piece] = before.pop(piece, None) or _Held(piece)
+            self._held[piece] = before.pop(piece, None) or self._new(piece)
             self._held[piece].is_resumed = True
         self._held |= before
-        for one in self._held.values():
-            self._begin(one)
+        self._again.clear()
+        for held in self._held.values():
+            self._begin(held)
         self._built.set()
         self._changed.set()
 
@@ -199,11 +206,16 @@ class TextReader:
             return
         self._follow(membership)
         shares = [part.share for part in self._settings_now().data.parts]
-        for part, share in enumerate(shares):
-            if share and self._state.supervisor.runs and self._board.phase != "finished":
-                self._fill(part, self._ahead(part, share / sum(shares)))
-        self._skip_missing()
-        await self._hand_over(membership, shares)
+        if self._state.supervisor.runs and self._board.phase != "finished":
+            for part, share in enumerate(shares):
+                if share:
+                    self._fill(part, share / sum(shares))
+                    await self._read_again(part)
+                else:  # an amendment may end a part
+                    for held in self._of(part):
+                        self._let_go(held)
+            self._skip_missing()
+            await self._hand_over(membership, shares)
         self._show()
         claims, now = self.claims(), monotonic()
         if claims != self._published and now >= self._publish_due:
@@ -214,13 +226,10 @@ class TextReader:
         step, course = self._board.position()[0], self._state.course
         return course.at(step) if course else self._run.spec
 
-    def _ahead(self, part: int, share: float) -> int:
-        """Pieces that we hold of a part."""
-        spec = self._run.spec
-        text, parts = spec.data.parts[part], len(spec.data.parts)
-        windows = count_windows(text, 0, spec.model.context)
-        due = 2 + ceil(2 * spec.train.batch * share / max(1, windows))
-        return max(due, 1 + count_mixed(text, parts))
+    def _queued(self, part: int, share: float) -> int:
+        """Pieces of a part that the trainer has."""
+        windows = self._run.spec.train.batch * share / max(1, self._deals[part].count(0))
+        return max(2, 1 + ceil(2 * windows))
 
     def _follow(self, membership: Membership) -> None:
         alive = membership.roster.alive(time())
@@ -231,50 +240,41 @@ class TextReader:
         return [one for one in self._held.values() if one.piece.part == part]
 
     def _assigned(self, part: int) -> set[int]:
-        return {one.piece.piece for one in self._of(part)}
+        return {piece for held in self._of(part) for piece in held.block}
 
-    def _fill(self, part: int, ahead: int) -> None:
-        """Claim pieces of a part, and have them fetched."""
-        while len(self._of(part)) < ahead:
-            self._claim(self._shared.choose(part, self._taken()))
-        waited = 0.0 if self._waits_since is None else monotonic() - self._waits_since
-        if waited > PATIENCE and part not in self._missing and not self._here_of(part):
-            self._missing[part] = self._of(part)[0].piece
-            again = "training goes on with text that is here, and reads it again"
-            self._board.warn("text-missing", f"{self._why(part)}; {again}")
-        if part in self._missing:
-            self._read_again(part, ahead)
-
-    def _read_again(self, part: int, ahead: int) -> None:
-        """Claim pieces that are on our disk, while others do not come."""
-        missing = self._held.get(self._missing[part])
-        if missing is None or missing.is_here:
-            del self._missing[part]
-            if not self._missing:
-                self._board.withdraw("text-missing")
-            return
-        bits = np.unpackbits(np.frombuffer(self._text.stores[part].here(), np.uint8))
-        while len(self._here_of(part)) < ahead:
-            piece = self._shared.choose(part, self._taken(), bits.astype(np.bool_))
+    def _fill(self, part: int, share: float) -> None:
+        """Claim pieces of a part, and have their blocks fetched."""
+        early = min(EARLY // len(self._deals), self._deals[part].size)
+        while len(self._of(part)) < max(early, self._queued(part, share) + 1):
+            piece = self._shared.choose(part, [*self._held, *self._ended, *self._skipped])
             if piece is None:
                 return
-            self._claim(piece)
-            self._held[piece].is_here = True
+            self._held[piece] = self._new(piece)
+            self._begin(self._held[piece])
 
-    def _here_of(self, part: int) -> list[_Held]:
-        return [one for one in self._of(part) if one.is_here]
+    def _new(self, piece: TextPiece) -> _Held:
+        return _Held(piece, self._deals[piece.part].block(piece.piece))
 
-    def _taken(self) -> list[TextPiece]:
-        return [*self._held, *self._ended, *self._skipped]
+    async def _read_again(self, part: int) -> None:
+        """Let training go on with text that is here, while nobody gives the next."""
+        long_ago = monotonic() - PATIENCE
+        waits = self._waits_since is not None and self._waits_since < long_ago
+        missing = any(not held.is_here and held.given < long_ago for held in self._of(part))
+        if part in self._again or not (waits and missing):
+            return
+        store = self._text.stores[part]
+        training = range(store.part.training_pieces)
+        here = tuple(islice((piece for piece in training if store.has(piece)), MOST_AGAIN))
+        if here:
+            self._again.add(part)
+            again = "training goes on with text that is here, and reads it again"
+            self._board.warn("text-missing", f"{self._why(part)}; {again}")
+            with suppress(TrainerError):  # the next trainer waits again
+                await self._state.supervisor.trainer.ask(ReadAgain(part=part, pieces=here))
 
-    def _claim(self, piece: TextPiece | None) -> None:
-        assert piece is not None  # an epoch without end follows
-        self._held[piece] = _Held(piece)
-        self._begin(self._held[piece])
-
-    def _begin(self, one: _Held) -> None:
-        if not one.is_here and one.fetching is None:
-            one.fetching = self._tasks.start(self._have(one))
+    def _begin(self, held: _Held) -> None:
+        if not held.is_here and held.fetching is None:
+            held.fetching = self._tasks.start(self._have(held))
 
     def _let_go(self, one: _Held) -> None:
         """Claim a piece no longer."""
@@ -283,7 +283,7 @@ class TextReader:
             one.fetching.cancel()
 
     async def _have(self, one: _Held) -> None:
-        """Have a piece here, however long it takes."""
+        """Have a block here, however long it takes."""
         store = self._text.stores[one.piece.part]
 
         def show(text: str) -> None:
@@ -291,7 +291,7 @@ class TextReader:
 
         while not one.is_here:
             try:
-                await store.have([one.piece.piece], show)
+                await store.have(one.block, show)
                 one.is_here = True
                 self._changed.set()
             except LowcommError as error:
@@ -302,9 +302,13 @@ class TextReader:
         pieces: list[_Held] = []
         for part, share in enumerate(shares):
             pieces += self._due(part, share / sum(shares), membership)
-        if not pieces or not self._state.supervisor.runs:
+        if not pieces:
             return
         self._has_begun = True
+        if self._again:
+            self._again -= {one.piece.part for one in pieces}
+            if not self._again:
+                self._board.withdraw("text-missing")
         for one in pieces:
             one.is_kept = True
         with suppress(TrainerError):  # the next trainer says what it has
@@ -325,7 +329,7 @@ class TextReader:
             # Others may take what they do not know of yet; training must not wait for that.
             is_needed = self._has_begun and kept < 2
             is_settled = is_needed or monotonic() >= one.claimed + settle
-            if kept >= self._ahead(part, share) - 1:
+            if kept >= self._queued(part, share):
                 break
             if one.is_here and is_settled and not (one.is_kept or one.is_resumed):
                 if self._shared.gives_way(one.piece):
@@ -340,27 +344,31 @@ class TextReader:
 
     def _skip_missing(self) -> None:
         now = monotonic()
-        for one in list(self._held.values()):
-            store, piece = self._text.stores[one.piece.part], one.piece.piece
-            is_coming = piece not in store.download.missing and not store.is_damaged(piece)
-            if one.is_here or is_coming:
-                one.given = now
-            if not one.is_here and now > min(one.given + UNGIVEN, one.claimed + LONGEST):
-                self._skip(store, one)
+        for held in [held for held in self._held.values() if not held.is_here]:
+            store = self._text.stores[held.piece.part]
+            lacking = [piece for piece in held.block if not store.has(piece)]
+            if not lacking or any(store.is_coming(piece) for piece in lacking):
+                held.given = now
+            is_last = len(held.block) == store.part.training_pieces  # there is nothing else to read
+            is_late = now > min(held.given + UNGIVEN, held.claimed + LONGEST)
+            if held.piece in self._held and is_late and not is_last:
+                self._skip(store, held, lacking)
 
-    def _skip(self, store: PackStore, one: _Held) -> None:
-        place = one.piece.part, one.piece.epoch
-        kept = {each for each in self._skipped if (each.part, each.epoch) == place}
-        others = {each for each in self._skipped if each.part != one.piece.part}
-        self._skipped = {one.piece, *kept, *others}
-        self._let_go(one)
-        name, piece = store.part.name, one.piece.piece
-        self._board.tell(PieceSkipped(text=name, epoch=one.piece.epoch, piece=piece))
+    def _skip(self, store: PackStore, held: _Held, lacking: list[int]) -> None:
+        """Read in this epoch nothing of a block."""
+        part, epoch = held.piece.part, held.piece.epoch
+        kept = {one for one in self._skipped if one.part != part or one.epoch == epoch}
+        self._skipped = kept | {TextPiece(part, epoch, piece) for piece in held.block}
+        for piece in self._skipped & self._held.keys():
+            self._let_go(self._held[piece])
+        name, piece = store.part.name, lacking[0] if lacking else held.piece.piece
+        self._board.tell(PieceSkipped(text=name, epoch=epoch, piece=piece))
         self._board.withdraw("piece-skipped")
-        many = f" ({len(kept) + 1} in this epoch)" if kept else ""
+        many = sum(one.part == part for one in self._skipped)
+        block = f": {many} pieces that are shuffled with it are skipped" if many > 1 else ""
         self._board.warn(
             "piece-skipped",
-            f"nobody gave piece {piece} of {name} for ten minutes: it is skipped{many}",
+            f"nobody gave piece {piece} of {name} for ten minutes{block or ': it is skipped'}",
         )
 
     def _why(self, part: int) -> str:
@@ -376,7 +384,9 @@ class TextReader:
                 self._board.show(None)
             return
         parts = range(len(self._text.stores))
-        lacking = next((one for one in parts if self._of(one) and not self._here_of(one)), 0)
+        lacking = next(
+            (part for part in parts if any(not held.is_here for held in self._of(part))), 0
+        )
         self._board.show(Waiting("text", f"training waits for text: {self._why(lacking)}"))
 
     # statements

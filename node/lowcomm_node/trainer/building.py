@@ -30,6 +30,7 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.codecs.kernels import compiled_here
 from lowcomm_protocol.exchange.kinds import kind_of
+from lowcomm_protocol.reading import deals_of
 from lowcomm_protocol.spec.amendments import newest
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, run_id_of
 
@@ -119,9 +120,9 @@ def open_text(
     check_tokenizer(tokenizer, data.tokenizer_sha256, spec.model.vocab, data.tokenizer_check)
     keep_tokenizer(tokenizer, Path(settings.checkpoints).parent)
     if data.source == "packed":
-        files = zip(data.parts, settings.packs, strict=True)
-        parts = tuple(PartFile(text, Path(path), tokenizer.vocab) for text, path in files)
-        held_out = tuple(part for part in parts if part.text.share)
+        files = zip(deals_of(spec), settings.packs, strict=True)
+        parts = tuple(PartFile(deal, Path(path), tokenizer.vocab) for deal, path in files)
+        held_out = tuple(part for part in parts if part.deal.text.share)
         named = "packed:" + ",".join(text.name for text in data.parts)
         return Dataset(named, tokenizer, PackedTraining(parts), PackedHeldOut(held_out))
     source = data.source if data.source != "local" else settings.data

@@ -169,6 +169,7 @@ class TrainerLoop:
             **self._handlers,
             messages.Train: self._train,
             messages.AddText: self._add_text,
+            messages.ReadAgain: self._read_again,
             messages.Amend: self._amend,
             messages.Evaluate: self._measure,
             messages.Generate: self._generate,
@@ -186,6 +187,11 @@ class TrainerLoop:
     def _add_text(self, request: messages.AddText) -> Done:
         if isinstance(self.replica.stream, PackedStream):
             self.replica.stream.add(request.pieces)
+        return Done()
+
+    def _read_again(self, request: messages.ReadAgain) -> Done:
+        if isinstance(self.replica.stream, PackedStream):
+            self.replica.stream.read_again(request.part, request.pieces)
         return Done()
 
     def _amend(self, request: messages.Amend) -> Done:

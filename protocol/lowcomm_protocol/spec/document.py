@@ -35,6 +35,7 @@ ADDED: Mapping[str, Any] = {
     "data.begin_tokens": (),
     "data.end_token": None,
     "data.parts": (),
+    "data.shuffle_bytes": 32 << 20,
     "start.files": (),
     "export.bos_token_id": None,
     "export.eos_token_id": (),

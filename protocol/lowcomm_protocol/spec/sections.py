@@ -192,7 +192,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True, order=True)
 class TextPiece:
-    """A piece of packed text, to be read in one epoch."""
+    """A piece of packed text in one epoch, which deals windows to it (`reading.Deal`)."""
 
     part: int
     """Its place in ``data.parts``."""
@@ -271,6 +271,8 @@ class DataSettings(Settings):
     source: Literal["builtin:python", "builtin:stories", "local", "packed"] = "builtin:python"
     parts: Annotated[tuple[PackedText, ...], Field(strict=False, max_length=MAX_PARTS)] = ()
     """With ``source = "packed"``: the texts, which peers send one another."""
+    shuffle_bytes: Annotated[int, Field(ge=SMALLEST_PIECE, le=1 << 30)] = 32 << 20
+    """Bytes of neighbouring pieces whose windows are shuffled together; at least one piece."""
     tokenizer: Literal["bytes", "builtin:stories", "local"] = "bytes"
     tokenizer_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the one tokenizer.json that all peers use with ``tokenizer = "local"``; empty:
