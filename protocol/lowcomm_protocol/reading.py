@@ -44,7 +44,7 @@ MAX_STATEMENT_BYTES = 28 * 1024
 MAX_EPOCH = 1 << 24
 MAX_MET, MAX_STATEMENTS = 8192, 1024
 """Peers that are remembered as met, and those of which we keep a statement on one epoch."""
-MOST_WAYS = 2
+MOST_WAYS = 8
 """Times in a row that we give way to the claim of another: a liar must not keep us from reading."""
 _READ = 0x80
 _PURPOSE = "pieces read"

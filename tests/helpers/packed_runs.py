@@ -5,7 +5,9 @@ from lowcomm_protocol.spec.run import RunSpec
 RUN = "ab" * 32
 
 
-def spec_of(pieces: int = 64, parts: int = 1, interval: int = 8) -> RunSpec:
+def spec_of(
+    pieces: int = 64, parts: int = 1, interval: int = 8, shuffle_pieces: int = 2048
+) -> RunSpec:
     """A run whose pieces have 8 windows each, as many as two steps read."""
     texts = [
         {"name": f"t{n}", "pieces": f"{n:02d}" * 32, "tokens": pieces * 8192 - 5000,
@@ -13,7 +15,8 @@ def spec_of(pieces: int = 64, parts: int = 1, interval: int = 8) -> RunSpec:
         for n in range(parts)
     ]  # fmt: skip
     return RunSpec.model_validate(
-        {"run": {"name": "t", "steps": 10**6}, "data": {"source": "packed", "parts": texts},
+        {"run": {"name": "t", "steps": 10**6}, 
+         "data": {"source": "packed", "parts": texts, "shuffle_bytes": shuffle_pieces * 16384},
          "model": {"context": 1024}, "train": {"batch": 4},
          "sync": {"method": "noloco", "interval": interval}}
     )  # fmt: skip

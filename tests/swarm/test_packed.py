@@ -13,6 +13,8 @@ from helpers.processes import Node, Swarm, command, environment, lonely_swarm
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 SMALL = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "context": 64, "batch": 32}
+BLOCKS = {"shuffle_bytes": 65536}
+"""Of four pieces, so that a node trains long before it has the whole text."""
 
 
 @pytest.fixture
@@ -36,12 +38,12 @@ def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
 
 
 def shrunk(path: Path) -> Path:
-    """The same run with the smallest model."""
+    """The same run with the smallest model, and blocks of four pieces."""
     lines = path.read_text().splitlines()
     for place, line in enumerate(lines):
         name = line.partition(" = ")[0]
-        if name in SMALL:
-            lines[place] = f"{name} = {SMALL[name]}"
+        if name in SMALL | BLOCKS:
+            lines[place] = f"{name} = {(SMALL | BLOCKS)[name]}"
     path.write_text("\n".join(lines))
     return path
 

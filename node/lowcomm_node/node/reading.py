@@ -54,11 +54,11 @@ PATIENCE = 15.0
 """Seconds that training waits, and nobody gives the text, before it reads again what is here."""
 MOST_AGAIN = 4096
 """Pieces that are read again."""
-EARLY = 8
+EARLY = 6
 """Pieces that are claimed early, of all parts, where they are of one block."""
 SETTLE = 2.0
 """Looks at the DHT after which others should know of a claim, where there is time."""
-LOOKS, LONGEST_LOOK, PEERS_A_SECOND = 5.0, 120.0, 8
+LOOKS, LONGEST_LOOK, PEERS_A_SECOND = 2.0, 120.0, 8
 """Between two looks at statements: that many looks for records, the longest pause in seconds, and
 how many peers make it a second longer."""
 MOST_RESTORED = 8

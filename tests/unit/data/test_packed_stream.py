@@ -13,9 +13,10 @@ from lowcomm_node.data.packed import PackedHeldOut, PackedStream, PackedTraining
 from lowcomm_node.data.stream import IGNORED, held_out_windows
 from lowcomm_node.errors import DataError
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.reading import TextPiece
+from lowcomm_protocol.reading import Deal
+from lowcomm_protocol.spec.sections import TextPiece
 
-CONTEXT, VOCAB = 512, 60_000
+CONTEXT, VOCAB, BLOCK = 512, 60_000, 2
 TOKENIZER = PackTokenizer(vocab=VOCAB)
 
 
@@ -32,12 +33,16 @@ def pack_of(folder: Path, name: str, pieces: int, *, first: int = 0, masked: boo
 
 
 def parts_of(*packs: Pack) -> PackedTraining:
-    """The files of packs as parts of a run."""
-    return PackedTraining(tuple(PartFile(pack.text, pack.path, VOCAB) for pack in packs))
+    """The files of packs as parts of a run, which shuffles two pieces together."""
+    return PackedTraining(tuple(file_of(pack) for pack in packs))
+
+
+def file_of(pack: Pack, path: Path | None = None, vocab: int = VOCAB, context: int = CONTEXT):
+    return PartFile(Deal(pack.text, context, BLOCK), path or pack.path, vocab)
 
 
 def stream_of(training: PackedTraining, batch: int, shares: Sequence[float] = (1.0,)):
-    return PackedStream(training, CONTEXT, batch, 7, lambda: shares)
+    return PackedStream(training, batch, 7, lambda: shares)
 
 
 def pieces_of(part: int, count: int, epoch: int = 0) -> list[TextPiece]:
@@ -59,13 +64,14 @@ def test_every_window_is_drawn_once_in_an_order_of_its_epoch(pack: Pack):
             assert tokens.shape == targets.shape == (3, CONTEXT) and tokens.dtype == torch.int64
             inner = targets[:, :-1]
             assert torch.equal(inner, tokens[:, 1:])
-            ends = (tokens[:, -1] + 1) % 8192 == 0
-            assert (targets[ends, -1] == IGNORED).all(), "what follows is in another piece"
+            ends = np.isin(tokens[:, -1] + 1, (2 * 8192, 4 * 8192, pack.text.tokens))
+            assert (targets[ends, -1] == IGNORED).all(), "what follows is in another block"
             assert (targets[~ends, -1] == tokens[~ends, -1] + 1).all()
             drawn += (tokens[:, 0] // CONTEXT).tolist()
         assert len(drawn) == len(set(drawn)) == 78, "16 windows a piece, 14 in the last"
         orders.append(drawn)
     assert orders[0] != orders[1]
+    assert {window // 16 for window in orders[0][:16]} == {0, 1}, "a piece gets some of its block's"
 
 
 def test_the_pieces_that_were_read_are_told_and_a_batch_waits_for_all_of_its_windows(pack: Pack):
@@ -115,8 +121,23 @@ def test_a_resumed_piece_that_does_not_come_is_left_out(pack: Pack):
     drawn = list[int]()
     while again.is_ready():
         drawn += again.next_batch()[0][:, 0].tolist()
-    others = set(range(8192, 3 * 8192, CONTEXT)) - set(before.tolist())
-    assert set(drawn) <= others and len(drawn) == len(others) // 4 * 4, "the rest, each once"
+    assert not set(drawn) & set(before.tolist()) and len(drawn) == len(set(drawn)) == 32
+
+
+def test_a_part_whose_text_does_not_come_is_read_again_until_it_does(pack: Pack):
+    stream = stream_of(parts_of(pack), 4)
+    stream.read_again(0, [4])
+    assert not stream.is_ready(), "of the last piece not all is there"
+    stream.read_again(0, [1, 3])
+    for _ in range(40):
+        tokens, targets = stream.next_batch()
+        assert torch.isin(tokens // 8192, torch.tensor([1, 3])).all()
+        assert ((targets == tokens + 1) | (targets == IGNORED)).all()
+    assert not stream.take_ended()
+    stream.add(pieces_of(0, 1))
+    read = [stream.next_batch()[0] for _ in range(4)]
+    assert stream.take_ended() == [(TextPiece(0, 0, 0), 16)] and not stream.is_ready()
+    assert len(torch.cat(read)[:, 0].unique()) == 16
 
 
 def test_parts_get_their_shares_to_the_window_also_after_an_amendment(tmp_path: Path):
@@ -152,13 +173,13 @@ def test_all_peers_evaluate_on_the_same_windows_of_all_parts(tmp_path: Path, pac
     everything, _ = held_out_windows(PackedHeldOut(parts), CONTEXT, 99, seed=0)
     assert len(everything) == 6 and torch.equal(everything[:4], tokens)
     with pytest.raises(DataError, match="no window of 4096 tokens"):
-        held_out_windows(PackedHeldOut(parts), 4096, 1, seed=0)
+        held_out_windows(PackedHeldOut((file_of(pack, context=4096),)), 4096, 1, seed=0)
 
 
 def test_text_of_another_vocabulary_or_that_is_cut_off_is_refused(tmp_path: Path, pack: Pack):
     with pytest.raises(DataError, match="another vocabulary"):
-        PartFile(pack.text, pack.path, 100).load(0)
+        file_of(pack, vocab=100).windows(np.array([0]), 8192)
     cut = tmp_path / "cut"
     cut.write_bytes(pack.path.read_bytes()[: 5 * pack.text.piece_bytes + 10])
     with pytest.raises(DataError, match="cut off"):
-        PartFile(pack.text, cut, VOCAB).load(5)
+        file_of(pack, cut).windows(np.array([5 * 8192]), 6 * 8192)

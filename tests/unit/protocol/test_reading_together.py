@@ -13,12 +13,12 @@ from lowcomm_protocol.reading import (
     PieceClaim,
     SharedReading,
     TextPiece,
-    count_windows,
+    deals_of,
     read_statement,
     write_statement,
 )
 
-PIECES, CONTEXT = 128, 1024
+PIECES = 128
 SECONDS_A_PIECE, RECORDS_LATE, STATED_EVERY, RECORD_LIFE, SETTLE = 30, 8, 15, 30, 4
 SPEC = spec_of(PIECES, interval=8)
 STEPS_A_PIECE = 2
@@ -135,7 +135,8 @@ class Together:
 
     def windows(self) -> tuple[int, int, int]:
         """Windows of the epoch: all, those that were read once, and those read more often."""
-        size = [count_windows(SPEC.data.parts[0], piece, CONTEXT) for piece in range(PIECES)]
+        (deal,) = deals_of(SPEC)
+        size = [deal.count(piece) for piece in range(PIECES)]
         times = [self.read[TextPiece(0, 0, piece)] for piece in range(PIECES)]
         once = sum(windows for windows, count in zip(size, times, strict=True) if count == 1)
         more = sum(windows for windows, count in zip(size, times, strict=True) if count > 1)

@@ -16,6 +16,7 @@ from lowcomm_protocol.reading import TextPiece
 RUN = """
 [data]
 source = "packed"
+shuffle_bytes = 16384
 [[data.parts]]
 name = "text"
 pieces = "{text.pieces}"
