@@ -12,7 +12,7 @@ first. Each time, it may take twice as long as before: a long queue of an honest
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -36,8 +36,9 @@ MOST_SESSIONS = 3  # peers that serve us, or have us in their queue
 CHUNK_BYTES = 256 * 1024
 AHEAD_BYTES = 1024 * 1024
 """Bytes of pieces that a peer is asked for in advance, so that the link does not idle."""
-AHEAD_SECONDS = 0.1  # of the recent rate, in place of these bytes where a content gives way
-MAX_REQUESTS = 64  # requests of one peer that may wait at a giver
+AHEAD_SECONDS = 0.1
+"""Seconds that answers may wait in queues of the line where a content gives way."""
+MAX_REQUESTS = 128  # requests of one peer that may wait at a giver
 SILENCE = 30.0  # seconds for a peer to send something, once it is our turn
 QUEUE_DEADLINE = 3600.0  # seconds in a queue that does not move
 MOST_POSITION = 1000
@@ -88,7 +89,8 @@ class Download(ABC, Generic[S]):
         self.enter = enter  # request that names the content
         self.total = total  # bytes of all pieces; 0: unknown
         self.size = 0  # bytes of the pieces that are here
-        self.missing: dict[int, None] = {}  # pieces to ask for, in the order of asking
+        self.missing: OrderedDict[int, int] = OrderedDict()
+        """Pieces to ask for, in the order of asking; the most urgent have the lowest number."""
         self.struck: set[str] = set()  # peers that have violated the protocol
         self._under_way: dict[int, tuple[S, float]] = {}  # asked of whom last, and when
         self._seconds: deque[float] = deque(maxlen=32)  # times that pieces took
@@ -138,13 +140,13 @@ class Download(ABC, Generic[S]):
     def take(self, source: S) -> int | None:
         """A piece to ask for: one that nobody was asked for, else one that is late."""
         now = monotonic()
-        slow = now - max(SLOW, SLOW_TIMES * median(self._seconds or [0.0]))
-        late = (
-            index
-            for index, (other, since) in self._under_way.items()
-            if other is not source and since < slow and self.fits(source, index)
-        )
         if (index := self.choose(source)) is None:
+            slow = now - max(SLOW, SLOW_TIMES * median(self._seconds or [0.0]))
+            late = (
+                index
+                for index, (other, since) in self._under_way.items()
+                if other is not source and since < slow and self.fits(source, index)
+            )
             index = next(late, None)
         if index is not None:
             self.missing.pop(index, None)
@@ -152,10 +154,11 @@ class Download(ABC, Generic[S]):
         return index
 
     def give_back(self, source: S, index: int) -> None:
-        """A piece does not come."""
+        """A piece does not come: it is the next that is asked for."""
         if self._under_way.get(index, (None, 0.0))[0] is source:
             del self._under_way[index]
-            self.missing[index] = None
+            self.missing[index] = 0
+            self.missing.move_to_end(index, last=False)
 
     def _came(self, index: int, size: int) -> None:
         """A piece is here."""
@@ -189,12 +192,17 @@ class PeerSession:
         self.since = monotonic()  # time of the last position, or of the last bytes
         self._rate = rate
         self._fetch = fetch
-        self._download = fetch.download
+        self._download = download = fetch.download
         self._bytes_received = 0
         self._source: Source | None = None
         self._was_served = False
         self._name = b""  # SHA-256 that the source gave for its offer
         self._asked: deque[_Asked] = deque()
+        self._asked_bytes = self._came_bytes = 0  # of pieces, in the stream
+        self._requests: deque[tuple[int, int, float]] = deque()
+        """Of requests under way: bytes, bytes asked for up to their end, and time of sending."""
+        self._window = float(download.SLICE_BYTES or 0)  # bytes that may be on their way
+        self._trip = inf  # shortest time from a request to its last byte
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -241,6 +249,8 @@ class PeerSession:
                 self._download.give_back(source, self._asked.pop().index)
             for asked in self._asked:
                 asked.end = len(asked.data)
+            self._asked_bytes = self._came_bytes = 0
+            self._requests.clear()
             await self._take_pieces(stream, source)
             await stream.close()
         except LinkLost:
@@ -292,15 +302,14 @@ class PeerSession:
 
     async def _ask_ahead(self, stream: CallerStream, source: Source) -> None:
         """Ask for pieces, or slices of them, while few bytes are under way."""
-        # Under an owner's limit the link is busy anyway. At most a sixteenth, so that no peer gives
-        # all of a small content.
         down, slice_bytes = self._fetch.down, self._download.SLICE_BYTES
-        ahead = min(AHEAD_BYTES, self._download.total // 16) if down.rate is None else 0
-        if slice_bytes:  # what is under way holds up an exchange that begins
-            each = self._fetch.rate / max(1, self._fetch.serving)
-            ahead = min(ahead, max(slice_bytes, int(AHEAD_SECONDS * each)))
-        while not (coming := sum(one.end - len(one.data) for one in self._asked)) or (
-            coming < ahead and len(self._asked) < MAX_REQUESTS // 2
+        ahead = self._window
+        if not slice_bytes:
+            # Under an owner's limit the link is busy anyway. At most a sixteenth, so that no peer
+            # gives all of a small content.
+            ahead = min(AHEAD_BYTES, self._download.total // 16) if down.rate is None else 0
+        while not (coming := self._asked_bytes - self._came_bytes) or (
+            coming < ahead and len(self._requests) < MAX_REQUESTS // 2
         ):
             if slice_bytes:
                 if coming and down.is_busy:
@@ -317,7 +326,10 @@ class PeerSession:
             most = LEAST_PIECE if down.is_busy else slice_bytes
             count = min(asked.size - asked.end, most) if slice_bytes and most else 0
             wanted = pb.Wanted(piece=asked.index, offset=asked.end, size=count)
-            asked.end += count or asked.size - asked.end
+            count = count or asked.size - asked.end
+            asked.end += count
+            self._asked_bytes += count
+            self._requests.append((count, self._asked_bytes, monotonic()))
             await stream.send(pb.FetchRequest(wanted=wanted))
 
     async def _read(
@@ -341,8 +353,20 @@ class PeerSession:
             self._bytes_received += count
             self._fetch.received(count)
             if source is not None:
+                self._answered(count)
                 await self._download.keep(asked.index, data)
                 await self._ask_ahead(stream, source)
+
+    def _answered(self, count: int) -> None:
+        """Have more bytes on their way while answers come at once, and fewer while they queue: that
+        fills a long line, and delays an exchange by AHEAD_SECONDS at most."""
+        self._came_bytes += count
+        while self._requests and self._requests[0][1] <= self._came_bytes:
+            size, _, sent = self._requests.popleft()
+            trip = monotonic() - sent
+            self._trip = min(self._trip, trip)
+            grown = self._window + size * max(-0.5, 1 - (trip - self._trip) / AHEAD_SECONDS)
+            self._window = min(AHEAD_BYTES, max(self._download.SLICE_BYTES or 0, grown))
 
     def _close_source(self) -> None:
         if self._source is not None:

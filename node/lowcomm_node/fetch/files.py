@@ -100,7 +100,7 @@ class FileDownload(Download[Source]):
         if self.file.size is not None:
             await self._begin(self.file.size, digests or (self.file.sha256,))
         elif not self.digests and not self._under_way:
-            self.missing[0] = None
+            self.missing[0] = 0
         return Source(peer.peer_id, opened.size)
 
     def size_of(self, source: Source, index: int) -> int:
@@ -148,7 +148,8 @@ class FileDownload(Download[Source]):
                 missing = await asyncio.to_thread(self._read_part, size, digests, stop)
             finally:
                 stop.set()  # a thread can't be cancelled
-            self.missing = dict.fromkeys(missing)
+            self.missing.clear()
+            self.missing.update(dict.fromkeys(missing, 0))
             self._under_way.clear()
             self.total, self.digests = size, digests
             self.enter.listed = True

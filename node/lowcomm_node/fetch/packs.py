@@ -64,7 +64,8 @@ class PackDownload(Download[PackSource]):
         """Bitmaps of peers, as they were last heard."""
         self._file = file
         self._came_whole = came
-        self._urgency: dict[int, int] = {}
+        self._copies: dict[int, int] = {}
+        """Peers that have a piece, of pieces that were counted since a bitmap came."""
         self._kept: dict[int, int] = {}
         """Bytes on the disk of pieces under way."""
         self._begun: set[int] = set()
@@ -80,14 +81,12 @@ class PackDownload(Download[PackSource]):
             self.total = self.size = 0
         for piece in pieces:
             self.total += self._file.part.piece_bytes
-            self.missing[piece] = None
-            self._urgency[piece] = urgency
+            self.missing[piece] = urgency
 
     def give_up(self, piece: int) -> None:
         """Nobody wants this piece any more."""
-        if self.missing.pop(piece, 0) is None or self._under_way.pop(piece, None):
+        if self.missing.pop(piece, None) is not None or self._under_way.pop(piece, None):
             self.total -= self._file.part.piece_bytes
-        self._urgency.pop(piece, None)
 
     def conclude(self) -> bool:
         return not (self.missing or self._under_way)
@@ -113,7 +112,12 @@ class PackDownload(Download[PackSource]):
         return source
 
     def renew(self, source: PackSource, opened: pb.Opened) -> None:
-        source.here = self.holders[source.peer] = self.usable(source.peer, opened.here)
+        source.here = self.usable(source.peer, opened.here)
+        self._hear(source)
+
+    def _hear(self, source: PackSource) -> None:
+        self.holders[source.peer] = source.here
+        self._copies.clear()
 
     def usable(self, peer: str, bitmap: bytes) -> bytes:
         """What a peer says it has, without pieces that were wrong."""
@@ -133,23 +137,23 @@ class PackDownload(Download[PackSource]):
 
     def copies(self, piece: int) -> int:
         """Peers that are known to have a piece."""
-        return sum(has_bit(bitmap, piece) for bitmap in self.holders.values())
+        if piece not in self._copies:
+            self._copies[piece] = sum(has_bit(one, piece) for one in self.holders.values())
+        return self._copies[piece]
 
     def choose(self, source: PackSource) -> int | None:
-        fitting = islice((one for one in self.missing if self.fits(source, one)), LOOK)
-        order = [(self._urgency[one], self.copies(one), place, one) for place, one in
-                 enumerate(fitting)]  # fmt: skip
+        fitting = (item for item in self.missing.items() if self.fits(source, item[0]))
+        few = enumerate(islice(fitting, LOOK))
+        order = [(urgency, self.copies(one), place, one) for place, (one, urgency) in few]
         return min(order)[-1] if order else None
-
-    def give_back(self, source: PackSource, index: int) -> None:
-        if self._under_way.get(index, (None, 0.0))[0] is source:
-            del self._under_way[index]
-            self.missing = {index: None, **self.missing}
 
     async def begun(self, index: int) -> bytearray:
         self._begun.discard(index)
         self._kept.pop(index, None)
         if index in self._at_once:
+            return bytearray()
+        self._kept[index] = 0
+        if index not in self._file.occupied:  # no thread, since most pieces are small
             return bytearray()
         begun = await asyncio.to_thread(self._file.begun, index)
         begun = min(begun, self._file.part.piece_bytes - 1) // KEEP_BYTES * KEEP_BYTES
@@ -165,7 +169,7 @@ class PackDownload(Download[PackSource]):
             await asyncio.to_thread(self._file.write, index, bytes(data[kept:end]), kept)
 
     async def put(self, source: PackSource, index: int, data: bytearray) -> None:
-        if not await asyncio.to_thread(self._file.is_piece, index, data):
+        if not await asyncio.to_thread(self._file.take, index, data):
             self._at_once.add(index)
             if index not in self._begun:  # else nobody knows whose bytes are wrong
                 wrong = self._wrong[source.peer] = self._wrong.get(source.peer, set()) | {index}
@@ -173,13 +177,11 @@ class PackDownload(Download[PackSource]):
                     raise ProtocolViolation(f"sent {MOST_WRONG} wrong pieces of {self.name}")
                 source.here = self.usable(source.peer, source.here)
                 if source.peer in self.holders:
-                    self.holders[source.peer] = source.here
+                    self._hear(source)
             self.give_back(source, index)
             return
-        await asyncio.to_thread(self._file.write, index, data)
         if index in self.missing or index in self._under_way:  # else another peer was faster
             self._came(index, len(data))
-        self._urgency.pop(index, None)
         self._at_once.discard(index)
         await self._came_whole(index)
 

@@ -85,7 +85,7 @@ class StateDownload(Download[StateOffer]):
         self.folder = folder
         self.form = form
         self.base: pb.Manifest | None = None
-        self.missing = dict.fromkeys(range(len(form.pieces)))
+        self.missing.update(dict.fromkeys(range(len(form.pieces)), 0))
         self._sync = sync
         self._random = random
         self._plausible = plausible
@@ -276,7 +276,7 @@ class StateDownload(Download[StateOffer]):
         for index in [index for index in self._held if is_unwanted(index)]:
             del self._held[index]
             self.size -= self.form.pieces[index].size
-            self.missing[index] = None
+            self.missing[index] = 0
 
     # Whom to believe
 

@@ -98,6 +98,12 @@ class PackFile:
         place = piece * DIGEST_BYTES
         return sha256(data).digest() == self.digests[place : place + DIGEST_BYTES]
 
+    def take(self, piece: int, data: bytes | bytearray) -> bool:
+        """Write a whole piece if it is right. Returns whether it is. Raises DiskFull."""
+        if is_right := self.is_piece(piece, data):
+            self.write(piece, data)
+        return is_right
+
     def read(self, piece: int, most: int | None = None) -> bytes:
         """Bytes of a piece from its beginning; none once the file is closed."""
         size = self.part.piece_bytes

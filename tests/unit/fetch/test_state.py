@@ -586,7 +586,7 @@ async def test_who_fills_our_memory_while_it_waits_loses_its_place(tmp_path):
         for _ in range(giving_module.MAX_REQUESTS + 1):
             await call.write(pb.FetchRequest(wanted=pb.Wanted(piece=0)))
         assert isinstance(await soon(giver.callee.ended.get()), ProtocolViolation)
-        assert "more than 64 requests" in await soon(call.details())
+        assert "more than 128 requests" in await soon(call.details())
         assert giver.server.turns.waiting == 0
 
 
