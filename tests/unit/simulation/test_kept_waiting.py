@@ -109,8 +109,10 @@ def run(dataset: Dataset, method: str, hostile: bool) -> tuple[Swarm, Holder | N
     "method",
     [
         "lowcomm",
-        "diloco",
-        *(pytest.param(one, marks=pytest.mark.soak) for one in ("noloco", "streaming-diloco")),
+        *(
+            pytest.param(one, marks=pytest.mark.soak)
+            for one in ("diloco", "noloco", "streaming-diloco")
+        ),
     ],
 )
 def test_a_peer_that_asks_for_long_and_sends_nothing_costs_at_most_a_fifth_of_the_exchanges(
