@@ -47,14 +47,11 @@ from lowcomm_node.net.hivemind_parts import (
     MSGPackSerializer,
     PeerID,
     RecordValidatorBase,
-    TimedStorage,
     ValueWithExpiration,
 )
 from lowcomm_node.system.quota import prefixes_of
 from lowcomm_protocol.errors import Reason
 
-Records = Any
-"""A ``DictionaryDHTValue``. hivemind's decorator hides from type checkers that it is a class."""
 MAX_KEYS = 1024
 MAX_KEY_BYTES = 2 * 1024**2
 """Of all records under one key. An answer of more than 4 MiB can't be sent, and so nobody would
@@ -166,11 +163,12 @@ def guard(
         return bool(records)
 
     protocol.bucket_size = SEARCHED  # its table still keeps 20 peers at each distance
-    protocol.storage, protocol.cache = BoundedStorage(provenances, answered), NoCache()
-    protocol.record_validator = validator
+    hardened: Any = protocol  # with parts of other classes than it declares
+    hardened.storage, hardened.cache = BoundedStorage(provenances, answered), NoCache()
+    hardened.record_validator = validator
     # hivemind's own drops all records of an answer for one that is bad.
-    setattr(protocol, "_validate_dictionary", keep_valid)  # noqa: B010 - a method of it
-    protocol.call_find, protocol.update_routing_table = find, update
+    hardened._validate_dictionary = keep_valid
+    hardened.call_find, hardened.update_routing_table = find, update
 
 
 class OwnRecords(RecordValidatorBase):
@@ -211,7 +209,7 @@ class OwnRecords(RecordValidatorBase):
 class _Kept:
     """A record that we keep."""
 
-    size: int
+    entry: ValueWithExpiration[bytes]
     owner: str
     """Its signer."""
     place: str
@@ -220,17 +218,22 @@ class _Kept:
     """Whether its own peer has stored it here, over a connection that proves its peer id."""
 
     @property
+    def size(self) -> int:
+        """Bytes of its value."""
+        return len(self.entry.value)
+
+    @property
     def source(self) -> tuple[str, bool]:
         """What shares are counted by: a connection can bring any number of records of others, and
         leaves room for those that the peers of its address store themselves."""
         return self.place, self.by_owner
 
 
-class BoundedStorage(DHTLocalStorage):
-    """Records that we keep for others: the newest of each subkey, within bounds."""
+class BoundedStorage:
+    """Records that we keep for others: the newest of each subkey, within bounds. In place of
+    hivemind's ``DHTLocalStorage``."""
 
     def __init__(self, provenances: Provenances, answered: Collection[str] = ()) -> None:
-        super().__init__()
         self._provenances = provenances
         self._answered = answered
         self._kept: dict[DHTID, dict[Any, _Kept]] = {}
@@ -240,47 +243,57 @@ class BoundedStorage(DHTLocalStorage):
         self._stored = 0
 
     def get(self, key: DHTID) -> ValueWithExpiration[Any] | None:
-        """A copy: hivemind's search adds the answers of others to the object that it gets here."""
-        found = super().get(key)
-        return found and ValueWithExpiration(_copy(found.value), found.expiration_time)
+        """The records under a key, in an object of their own: hivemind's search adds the answers of
+        others to it."""
+        now, records = time(), DictionaryDHTValue()
+        kept = self._kept.get(key, {}).items()
+        records.data = {name: it.entry for name, it in kept if it.entry.expiration_time >= now}
+        if not records.data:
+            return None
+        latest = max(entry.expiration_time for entry in records.data.values())
+        records.latest_expiration_time = latest
+        return ValueWithExpiration(records, latest)
+
+    def items(self) -> list[tuple[DHTID, ValueWithExpiration[Any]]]:
+        """All records, by key."""
+        return [(key, records) for key in self._kept if (records := self.get(key)) is not None]
+
+    def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+        """Store a record, as ``store_subkey``; a value without a subkey is refused."""
+        return subkey is not None and self.store_subkey(key, subkey, value, expiration_time)
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         """Store a record; returns whether it was taken."""
-        # Also for our own records: a run says who may join it.
-        checked = self._provenance(subkey, value)
-        order, owner = (checked.order, checked.owner) if checked is not None else (-1, "")
-        found = super().get(key)
-        records: Records | None = found.value if found is not None else None
-        known = records.get(subkey) if records is not None else None
-        if known is not None:
-            before = self._provenance(subkey, known.value)
-            kept = (before.order if before is not None else -1, known.expiration_time)
-            if (order, expiration_time) <= kept:
-                return False
         self._stored += 1
         if self._stored % SWEEP_EVERY == 0:
             self._sweep()
+        # Also for our own records: a run says who may join it.
+        checked = self._provenance(subkey, value)
+        order, owner = (checked.order, checked.owner) if checked is not None else (-1, "")
+        old = self._kept.get(key, {}).get(subkey)
+        if old is not None and old.entry.expiration_time < time():
+            self._drop(key, subkey)
+            old = None
+        if old is not None:
+            before = self._provenance(subkey, old.entry.value)
+            known = before.order if before is not None else -1
+            if (order, expiration_time) <= (known, old.entry.expiration_time):
+                return False
         peer, place = _CALLER.get() or (owner, "")
-        old = self._kept.get(key, {}).get(subkey) if known is not None else None
-        # A renewal keeps its origin, or others could replay a record to have it counted as theirs.
-        origin = old.place if old is not None and place else place
-        by_owner = peer == owner or (old is not None and old.by_owner)
-        new = _Kept(len(value), owner, origin, by_owner)
+        new = _Kept(
+            ValueWithExpiration(value, expiration_time),
+            owner,
+            # A renewal keeps its origin, or others could replay a record to have it counted as
+            # theirs.
+            place=old.place if old is not None and place else place,
+            by_owner=peer == owner or (old is not None and old.by_owner),
+        )
         if not self._make_room(key, subkey, new):
             return False
         self._drop(key, subkey)
-        left: Any = super().get(key)
-        if left is None:
-            is_taken = super().store_subkey(key, subkey, value, expiration_time)
-        else:
-            # hivemind would keep the older of two records if it expires later.
-            if expiration_time > left.value.latest_expiration_time:
-                TimedStorage.store(self, key, left.value, expiration_time)
-            is_taken = left.value.store(subkey, value, expiration_time)
-        if is_taken:
-            self._kept.setdefault(key, {})[subkey] = new
-            self._count(key, new, new.size)
-        return is_taken
+        self._kept.setdefault(key, {})[subkey] = new
+        self._count(key, new, new.size)
+        return True
 
     def proved(self, key: DHTID) -> frozenset[str]:
         """The signers under a key that stored their record here themselves, or have answered."""
@@ -345,24 +358,18 @@ class BoundedStorage(DHTLocalStorage):
                 del self._bytes[counted]
 
     def _drop(self, key: DHTID, subkey: Any) -> None:
-        """Remove a record, and what is known of it."""
         entries = self._kept.get(key, {})
         if (gone := entries.pop(subkey, None)) is not None:
             self._count(key, gone, -gone.size)
-        if not entries:
-            self._kept.pop(key, None)
-        found: Any = super().get(key)
-        if found is not None and subkey in found.value:
-            del found.value[subkey]
-            if not len(found.value):
-                del self[key]
+            if not entries:
+                del self._kept[key]
 
     def _sweep(self) -> None:
         """Forget the records that have expired."""
-        live = {key: found.value for key, found in self.items()}
+        now = time()
         for key, entries in list(self._kept.items()):
-            for subkey in list(entries):
-                if key not in live or subkey not in live[key]:
+            for subkey, kept in list(entries.items()):
+                if kept.entry.expiration_time < now:
                     self._drop(key, subkey)
 
     def _provenance(self, subkey: Any, value: bytes) -> Provenance | None:
@@ -389,13 +396,3 @@ def _honest(found: ValueWithExpiration[Any] | None) -> ValueWithExpiration[Any] 
         return ValueWithExpiration(
             found.value, max(entry.expiration_time for _, entry in found.value.items())
         )
-
-
-def _copy(records: DictionaryDHTValue) -> DictionaryDHTValue:
-    copy = DictionaryDHTValue()
-    copy.data, copy.key_to_heap = dict(records.data), dict(records.key_to_heap)
-    copy.expiration_heap, copy.latest_expiration_time = (
-        list(records.expiration_heap),
-        records.latest_expiration_time,
-    )
-    return copy

@@ -64,7 +64,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
-from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
+from hivemind.utils.timed_storage import ValueWithExpiration
 
 # protobuf builds these modules at import, so a type checker can't see their contents.
 dht_pb2: Any = hivemind.proto.dht_pb2
@@ -84,7 +84,6 @@ __all__ = [
     "PeerID",
     "RecordValidatorBase",
     "RoutingTable",
-    "TimedStorage",
     "ValueWithExpiration",
     "dht_pb2",
     "p2pd_pb2",

@@ -389,11 +389,11 @@ def test_invented_runs_get_a_quarter_of_the_keys_and_of_the_memory(monkeypatch):
     assert stored.store(HONEST[0])
     for number, run_id in enumerate(runs):
         stored.store(SYBILS[1], f"192.0.2.{number}", run_id=run_id)
-    assert len(stored.storage) == 20
+    assert len(stored.storage.items()) == 20
     assert not stored.store(HONEST[1], run_id="cd" * 32)
     stored.answered.add(HONEST[1].peer_id)
     assert stored.store(HONEST[1], run_id="cd" * 32)
-    assert len(stored.storage) == 20 and stored.keeps(HONEST[:1]) == 1
+    assert len(stored.storage.items()) == 20 and stored.keeps(HONEST[:1]) == 1
     monkeypatch.setattr(guard, "MAX_BYTES", 1)
     assert not stored.store(HONEST[2])
 
