@@ -71,7 +71,8 @@ class BootstrapServer:
         page: "SwarmPage | None" = None,
     ) -> None:
         """``rejoin``: keeps us connected to other bootstrap servers; ``sign``: file that
-        shows by its time when we last looked at the swarm; ``page``: shows the findings."""
+        shows by its time when we last looked at the swarm, with a p2pd that answered; ``page``:
+        shows the findings."""
         self._discovery = discovery
         self._registry = registry
         self._closed = closed
@@ -104,9 +105,6 @@ class BootstrapServer:
             await asyncio.sleep(self._look_every)
             with enduring:
                 await self.look()
-                if self._sign is not None:
-                    with suppress(OSError):
-                        os.utime(self._sign)
             self._looked_at = monotonic()
 
     def condition(self, now: float) -> Condition:
@@ -133,6 +131,9 @@ class BootstrapServer:
         if monotonic() - self._published >= (LOST_AFTER if lost else RUN_LIFE / 3):
             await self._publish()
         await self._count()
+        if self._sign is not None and self._rejoin.has_p2pd:
+            with suppress(OSError):
+                os.utime(self._sign)
 
     async def keep(self, run_id: str, place: str | None) -> Keeping:
         """Whether a run is kept. If its creator has just published it from ``place``, it is

@@ -157,7 +157,7 @@ def test_it_stops_cleanly_at_the_first_signal_and_keeps_its_service_manager_info
     assert list((Path(os.environ["XDG_RUNTIME_DIR"]) / "lowcomm").iterdir()) == []
 
 
-def test_it_is_healthy_while_its_p2pd_answers(swarm: Swarm) -> None:
+def test_it_is_healthy_while_it_looks_around(swarm: Swarm) -> None:
     door = swarm.bootstrap("--announce", "/dns4/boot.example.org/tcp/31337")
     ask = ("lowcomm_bootstrap", "healthy", "--home", str(door.home))
     well = run(*ask)
@@ -165,14 +165,6 @@ def test_it_is_healthy_while_its_p2pd_answers(swarm: Swarm) -> None:
     sign = door.home / "serving.json"
     begun = sign.stat().st_mtime
     until(lambda: sign.stat().st_mtime > begun, 30, "it has looked around, and said so")
-    (p2pd,) = descendants(door.child.pid)
-    os.kill(p2pd, signal.SIGSTOP)
-    ill = run(*ask, "--json")
-    os.kill(p2pd, signal.SIGCONT)
-    assert (
-        ill.returncode == 4
-        and "p2pd does not answer at 127.0.0.1:" in json.loads(ill.stdout)["reason"]
-    ), ill.stdout
     door.end(signal.SIGKILL)
     ill = run(*ask)
     assert ill.returncode == 4 and "ended without a goodbye" in ill.stdout, ill.stdout

@@ -73,6 +73,8 @@ class Rejoin(Watchdog):
         self._publish: Callable[[], Awaitable[None]] | None = None
         self.on_move: Callable[[], None] = lambda: None
         """Called when the addresses of this machine have changed."""
+        self.has_p2pd = False
+        """Whether p2pd answered at the last look."""
         self._saved = monotonic()
         self._state = SwarmState.LOOKING
         self._clock_is_off = False
@@ -122,7 +124,7 @@ class Rejoin(Watchdog):
         if self.own_addresses(addresses, self._held()):
             self._tell(AddressesChanged(addresses=tuple(addresses)))
             self.on_move()
-        await self._discovery.revive()
+        self.has_p2pd = await self._discovery.revive()
         isolated = not await self._discovery.connected_peers()
         plan = self.plan(isolated)
         if plan.restart:

@@ -1,9 +1,11 @@
 """The bootstrap server keeps runs: bounded, verified, through restarts and damage; and publishes
 what it keeps."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -115,8 +117,9 @@ class Door:
         discovery = MemoryDiscovery(SERVER.peer_id, self.network)
         rejoin = Rejoin(discovery, (), None, self.events.append, restarts=False)
         self.server = BootstrapServer(
-            discovery, self.registry, closed, self.events.append, rejoin, look_every=0.001
-        )
+            discovery, self.registry, closed, self.events.append, rejoin, look_every=0.001,
+            sign=folder / "sign",
+        )  # fmt: skip
 
     async def publish(self, run: SignedRun) -> None:
         assert await self.creator.publish(RUNS_KEY, run.run_id, run.to_bytes(), 60)
@@ -147,6 +150,20 @@ async def test_runs_that_a_clock_ahead_has_made_expire_are_published_again(
     monkeypatch.setattr("lowcomm_bootstrap.server.LOST_AFTER", 0.0)
     await door.server.look()
     assert set(await door.creator.lookup(RUNS_KEY)) == {make_run("a").run_id}
+
+
+async def test_a_look_for_which_p2pd_does_not_answer_is_no_sign_of_health(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, sign = Door(tmp_path), tmp_path / "sign"
+    sign.touch()
+    os.utime(sign, (0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryDiscovery, "revive", AsyncMock(return_value=False))
+        await door.server.look()
+    assert sign.stat().st_mtime == 0
+    await door.server.look()
+    assert sign.stat().st_mtime > 0
 
 
 # Who leaves

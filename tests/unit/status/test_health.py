@@ -4,15 +4,12 @@ else."""
 import json
 import os
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from helpers.statuses import make_status
@@ -83,53 +80,14 @@ def test_a_node_that_does_not_run_or_does_not_answer_is_not_well(
 # the bootstrap server
 
 
-LISTENER = """
-import socket, sys
-server = socket.create_server(("127.0.0.1", 0))
-print("ready", flush=True)
-while True:
-    connection, _ = server.accept()
-    connection.sendall(sys.argv[1].encode())
-    connection.shutdown(socket.SHUT_WR)
-    connection.recv(100)
-"""
-"""A child in the place of p2pd, which says what it is told to each that calls."""
-
-
-@contextmanager
-def child(says: str) -> Iterator[int]:
-    """The port of a child of this process that listens."""
-    with subprocess.Popen(
-        [sys.executable, "-c", LISTENER, says], stdout=subprocess.PIPE
-    ) as listener:
-        try:
-            assert listener.stdout is not None and listener.stdout.readline() == b"ready\n"
-            (heard,) = psutil.Process(listener.pid).net_connections("tcp")
-            yield heard.laddr.port
-        finally:
-            listener.kill()
-
-
-def test_a_server_that_looks_around_and_whose_p2pd_answers_is_well(tmp_path: Path) -> None:
+def test_a_server_that_looks_around_is_well(tmp_path: Path) -> None:
     begin_sign(tmp_path)
-    with child("\x13/multistream/1.0.0\n"):
-        assert "p2pd answers" in check_health(tmp_path)
-        then = (tmp_path / "serving.json").stat().st_mtime
-        with pytest.raises(Unhealthy, match="has not looked around for 61 s"):
-            check_health(tmp_path, then + PATIENCE + 1)
-    with pytest.raises(Unhealthy, match="p2pd does not answer at any port"):
-        check_health(tmp_path)
+    assert "p2pd answers" in check_health(tmp_path)
+    then = (tmp_path / "serving.json").stat().st_mtime
+    with pytest.raises(Unhealthy, match="has not looked around for 61 s"):
+        check_health(tmp_path, then + PATIENCE + 1)
     (tmp_path / "serving.json").unlink()
     with pytest.raises(Unhealthy, match="No server runs in"):
-        check_health(tmp_path)
-
-
-def test_a_server_in_whose_place_something_else_answers_is_not_well(tmp_path: Path) -> None:
-    begin_sign(tmp_path)
-    with (
-        child("SSH-2.0-OpenSSH\r\n") as port,
-        pytest.raises(Unhealthy, match=rf":{port} \(what answers is no peer\)"),
-    ):
         check_health(tmp_path)
 
 
