@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from math import exp
 from statistics import quantiles
 from time import monotonic
 from typing import Any
@@ -154,8 +155,7 @@ QUIET, TRICKLE = 0.5, 2.0
 """Seconds without bytes of an exchange after which text goes on; and in which one small piece of it
 passes meanwhile, so that nobody takes its sender for dead."""
 USE_SECONDS = 5.0
-"""Rates shown to the owner are averages over this many seconds."""
-_BIN = 0.25
+"""Rates shown to the owner are averages over about this many seconds."""
 FREE_WINDOW = 2 * 1024 * 1024
 """The window without a limit: the bytes under way at 335 Mbit/s and 50 ms.
 
@@ -164,28 +164,21 @@ has no upper bound where nobody reads: 50 MiB per call were seen."""
 
 
 class Use:
-    """A moving average of the rate."""
+    """A rate, averaged with weights that fall by e in USE_SECONDS."""
 
     def __init__(self) -> None:
-        self._bins: deque[tuple[float, int]] = deque()
+        self._bytes = self._at = 0.0
 
     def add(self, count: int, now: float) -> None:
         """Count bytes that have just passed."""
-        if self._bins and now - self._bins[-1][0] < _BIN:
-            since, before = self._bins.pop()
-            self._bins.append((since, before + count))
-        else:
-            self._bins.append((now, count))
-        self._forget(now)
+        self._bytes, self._at = self._left(now) + count, now
 
     def rate(self, now: float) -> float:
-        """Bytes a second over the last USE_SECONDS."""
-        self._forget(now)
-        return sum(count for _, count in self._bins) / USE_SECONDS
+        """Bytes a second."""
+        return self._left(now) / USE_SECONDS
 
-    def _forget(self, now: float) -> None:
-        while self._bins and self._bins[0][0] <= now - USE_SECONDS:
-            self._bins.popleft()
+    def _left(self, now: float) -> float:
+        return self._bytes * exp((self._at - now) / USE_SECONDS)
 
 
 class BandwidthLimit:
@@ -206,7 +199,7 @@ class BandwidthLimit:
 
     @property
     def used(self) -> float:
-        """Bytes a second over the last USE_SECONDS."""
+        """Bytes a second, lately."""
         return self._use.rate(self._clock())
 
     @property

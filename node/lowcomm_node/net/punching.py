@@ -30,7 +30,7 @@ from lowcomm_node.net.control import Control, OpenStream, read_message, send_mes
 from lowcomm_node.net.relays import MAX_DIAL, is_public_dial
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.quota import OF_FEW, Shares
+from lowcomm_node.system.quota import Shares
 from lowcomm_node.system.tasks import Tasks
 
 PROTOCOL = "/lowcomm/punch/2"
@@ -46,8 +46,6 @@ ATTEMPTS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 3600.0
 """Seconds before the next attempt after a failure: the first and the longest pause."""
 MAX_DOUBLINGS = 10
-MAX_AT_ONCE = 4
-"""Attempts of others that we take part in at once."""
 MAX_HEARD = 32
 """Streams on which others may ask us, one per peer; an address or relay has a share of them."""
 TAKE_EVERY = 1.0
@@ -80,11 +78,9 @@ class Puncher:
         self._punching: set[str] = set()
         """Peers that we are asking."""
         self._heard: set[str] = set()
-        """Peers whose request has not come yet."""
+        """Peers that are asking us."""
         self._shares = Shares()
         """Of ``_heard``, by address or relay."""
-        self._taking_part = 0
-        self._shares_taken = Shares(OF_FEW)
         self._tasks = Tasks()
         self._last_taken = float("-inf")
         self.targets = Targets(dials=ATTEMPTS * MAX_ADDRESSES)
@@ -163,25 +159,18 @@ class Puncher:
         await self._tasks.cancel()
 
     async def _take(self, control: Control, stream: OpenStream, place: str) -> None:
-        with suppress(LinkLost, OSError, TimeoutError):
-            try:
+        try:
+            with suppress(LinkLost, OSError, TimeoutError):
                 async with asyncio.timeout(DEADLINE):
                     theirs = await _receive(stream.socket)
-            finally:
-                self._heard.discard(stream.peer_id)
-                self._shares.give_back(place)
-            takes_part = theirs is not None and self._has_room(stream, place)
-            async with asyncio.timeout(DEADLINE):
-                await _send(stream.socket, self._own_dials() if takes_part else None)
-                if not takes_part:
-                    return
-            self._taking_part += 1
-            self._shares_taken.take(place)
-            try:
-                await self._take_part(control, stream, theirs or [])
-            finally:
-                self._shares_taken.give_back(place)
-                self._taking_part -= 1
+                takes_part = theirs is not None and self._takes_part(stream)
+                async with asyncio.timeout(DEADLINE):
+                    await _send(stream.socket, self._own_dials() if takes_part else None)
+                if takes_part:
+                    await self._take_part(control, stream, theirs or [])
+        finally:
+            self._heard.discard(stream.peer_id)
+            self._shares.give_back(place)
 
     async def _take_part(self, control: Control, stream: OpenStream, theirs: Sequence[str]) -> None:
         peer = stream.peer_id
@@ -194,16 +183,14 @@ class Puncher:
             await control.disconnect(peer)  # p2pd makes no other connection while there is one
             await control.connect(peer, [EntryPoint(peer, dial) for dial in admitted], DEADLINE)
 
-    def _has_room(self, stream: OpenStream, place: str) -> bool:
+    def _takes_part(self, stream: OpenStream) -> bool:
         """Whether to take part. If two peers ask each other, the one with the smaller peer id goes
         on."""
         now = monotonic()
         crosses = stream.peer_id in self._punching and self._peer_id < stream.peer_id
-        free = MAX_AT_ONCE - self._taking_part
-        has_room = free > 0 and self._shares_taken.has_room(place, free)
-        is_flood = now < self._last_taken + TAKE_EVERY or not has_room
         # Only relayed connections need a better one.
-        if crosses or is_flood or not stream.address.endswith(CIRCUIT):
+        is_relayed = stream.address.endswith(CIRCUIT)
+        if crosses or now < self._last_taken + TAKE_EVERY or not is_relayed:
             return False
         self._last_taken = now
         return True

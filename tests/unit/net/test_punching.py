@@ -11,7 +11,6 @@ from lowcomm_node.net.addresses import CIRCUIT, EntryPoint, encode
 from lowcomm_node.net.control import Connection, OpenStream, framed
 from lowcomm_node.net.punching import (
     MAX_ADDRESSES,
-    MAX_AT_ONCE,
     MAX_HEARD,
     PROTOCOL,
     TAKE_EVERY,
@@ -221,32 +220,6 @@ async def test_streams_on_which_nothing_is_asked_are_few(
 ) -> None:
     ends = idle(puncher(), strangers, of_each, addresses)
     assert len([far for far in ends if not is_closed(far)]) == taken
-
-
-async def test_peers_behind_one_relay_do_not_take_all_attempts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one, now, fars = puncher(), 1000.0, list[socket.socket]()
-    monkeypatch.setattr("lowcomm_node.net.punching.monotonic", lambda: now)
-    loop = asyncio.get_running_loop()
-
-    async def ask(number: int, address: str) -> bytes:
-        nonlocal now
-        near, far = pair()
-        fars.append(far)
-        one.take(Daemon(), OpenStream(peer_id_of(bytes([100 + number]) * 32), address, near))
-        await loop.sock_sendall(far, message(AT_BOB))
-        now += TAKE_EVERY
-        async with asyncio.timeout(20):
-            return await loop.sock_recv(far, 1000)
-
-    refused = framed(b"no")
-    answers = [await ask(number, RELAYS[0]) for number in range(MAX_AT_ONCE)]
-    assert answers == [message(AT_ADA)] * (MAX_AT_ONCE - 1) + [refused]
-    assert await ask(50, RELAYS[1]) == message(AT_ADA)
-    await one.close()
-    for far in fars:
-        far.close()
 
 
 # Where others see us
