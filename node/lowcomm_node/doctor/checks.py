@@ -22,9 +22,8 @@ from lowcomm_node.doctor.findings import (
     Severity,
     Subject,
     Survey,
-    is_public,
 )
-from lowcomm_node.net.targets import host_in, number_of
+from lowcomm_node.net.targets import host_in, is_public, number_of
 from lowcomm_node.status.model import to_json
 from lowcomm_node.system.machine import memory_of_machine
 from lowcomm_node.system.units import place, size

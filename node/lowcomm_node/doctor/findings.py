@@ -1,6 +1,5 @@
 """Findings, and what they go by: what was seen of a machine, its network and its node. No I/O."""
 
-import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 from lowcomm_node.errors import NoPeers, Unhealthy
 from lowcomm_node.net.addresses import EntryPoint, host_of, port_of, relay_of
+from lowcomm_node.net.targets import is_public
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import ProbeKind, Seen
@@ -203,11 +203,6 @@ class Observations:
     """Whether a node runs although it does not answer."""
     broken: str = ""
     """Why no node could start on this machine, such as a port in use."""
-
-
-def is_public(host: str) -> bool:
-    """Whether an IP address belongs to the internet."""
-    return ipaddress.ip_address(host).is_global
 
 
 def place_of(address: str) -> tuple[str, int] | None:

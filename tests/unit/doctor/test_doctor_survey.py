@@ -10,7 +10,7 @@ from typing import Any
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
-from lowcomm_node.doctor import survey
+from lowcomm_node.doctor import run
 from lowcomm_node.doctor.findings import Helper, Subject
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import OpenStream
@@ -54,7 +54,7 @@ async def answering(
 
 async def test_a_helper_says_how_it_sees_us_and_calls_us_back():
     async with answering(f"/ip4/{OUTER}/tcp/9") as (streams, called):
-        found = await survey.ask_others(streams, SUBJECT, [str(helper(0).entry)])
+        found = await run.ask_others(streams, SUBJECT, [str(helper(0).entry)])
     assert found.helpers[0].sees == OUTER and abs(found.helpers[0].offset) < 1
     assert found.helpers[0].reached == {ProbeKind.TCP: True} and not found.helpers[0].refused
     assert called == [pb.Target(kind=pb.Target.TCP, port=4001)]
@@ -71,7 +71,7 @@ async def test_a_survey_that_is_given_up_leaves_no_stream_open():
 
     network, kept = MemoryNetwork(time, address=f"/ip4/{OUTER}/tcp/9"), list[OpenStream]()
     await MemoryDiscovery(HELPERS[0], network).serve_streams(PROTOCOL, kept.append)
-    asked = survey.ask_others(Mute(ME, network), SUBJECT, [str(helper(0).entry)])
+    asked = run.ask_others(Mute(ME, network), SUBJECT, [str(helper(0).entry)])
     asking = asyncio.create_task(asked)
 
     async def is_asked() -> bool:
@@ -87,7 +87,7 @@ async def test_a_survey_that_is_given_up_leaves_no_stream_open():
 def test_neighbours_help_only_where_there_is_nobody_else():
     def chosen(*helpers: Helper) -> list[Helper]:
         pairs: Any = [(None, each) for each in helpers]
-        return [each for _, each in survey.choose_helpers(pairs)]
+        return [each for _, each in run.choose_helpers(pairs)]
 
     near, far = replace(helper(0, "192.168.1.9"), host="192.168.1.5"), helper(1)
     assert chosen(near, far) == [far]
