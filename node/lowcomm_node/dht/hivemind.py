@@ -38,7 +38,7 @@ from lowcomm_node.net.addresses import (
     relay_of,
 )
 from lowcomm_node.net.control import Control, OpenStream, StreamListener, TakeStream
-from lowcomm_node.net.p2pd import START_DEADLINE, P2pDaemon, RelayLimits
+from lowcomm_node.net.p2pd import P2pDaemon, RelayLimits
 from lowcomm_node.net.punching import PROTOCOL as PUNCH
 from lowcomm_node.net.punching import Puncher
 from lowcomm_node.net.relays import Reachability, start_as_relay
@@ -83,8 +83,6 @@ class DhtSettings:
     """Multiaddresses to announce; empty: those at which we are seen."""
     require_peers: bool = True
     """Whether to start only if an entry point answers."""
-    start_deadline: float = START_DEADLINE
-    """Seconds for p2pd to start."""
     wants_places: bool = False
     """Whether we may not be dialable, and need relays."""
     punching: bool = True
@@ -316,7 +314,6 @@ class Discovery(DhtRecords):
             self._key_file,
             listen,
             self._reachability.announced,
-            settings.start_deadline,
             relay=relay,
             punching=settings.punching,
             relays=settings.relays,

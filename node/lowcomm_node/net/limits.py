@@ -34,19 +34,11 @@ DEFAULT_PEERS = 64
 class RateLimits:
     """Counts calls."""
 
-    def __init__(
-        self,
-        calls: Allowed = CALLS,
-        bad_calls: Allowed = BAD_CALLS,
-        of_address: Allowed = OF_ADDRESS,
-        most: int = MAX_CALLS,
-    ) -> None:
-        """``most``: calls of all peers at once."""
-        self._most = most
-        self._of_address = Quota(of_address)
+    def __init__(self) -> None:
+        self._of_address = Quota(OF_ADDRESS)
         self._shares = Shares()
-        self._calls = Quota(calls)
-        self._bad = Quota(bad_calls)
+        self._calls = Quota(CALLS)
+        self._bad = Quota(BAD_CALLS)
         self._open: Counter[str] = Counter()
 
     def refuses_place(self, place: str, now: float) -> str | None:
@@ -63,7 +55,7 @@ class RateLimits:
         """Why a call of an authenticated peer is refused; None if it is accepted, which counts it.
         ``place``: where it comes from."""
         address = prefixes_of(place)[0]
-        if not self._shares.has_room(place, self._most - self.open_calls):
+        if not self._shares.has_room(place, MAX_CALLS - self.open_calls):
             return (
                 "peers of your address have as many calls open as leave some to others: call again "
                 "when one has ended"

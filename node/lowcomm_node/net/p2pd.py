@@ -91,7 +91,6 @@ class P2pDaemon:
         key_file: Path | None,
         listen: Sequence[str],
         announce: Sequence[str] = (),
-        start_deadline: float = START_DEADLINE,
         relay: RelayLimits | None = None,
         punching: bool = True,
         relays: bool = True,
@@ -121,7 +120,6 @@ class P2pDaemon:
         # With one thread p2pd keeps its limits as a relay more often: see relays.py
         self._environment = {"GOMAXPROCS": "1"} if relay and relay.peers > 0 else {}
         self._listen = listen
-        self._start_deadline = start_deadline
         self._process: asyncio.subprocess.Process | None = None
         self._draining: asyncio.Task[None] | None = None
 
@@ -170,11 +168,11 @@ class P2pDaemon:
                 "or ARM64."
             ) from None
         try:
-            async with asyncio.timeout(self._start_deadline):
+            async with asyncio.timeout(START_DEADLINE):
                 await self._wait_ready(self._process)
         except TimeoutError:
             raise NodeError(
-                f"p2pd did not start within {self._start_deadline:g} s: is this machine overloaded?"
+                f"p2pd did not start within {START_DEADLINE:g} s: is this machine overloaded?"
             ) from None
         finally:
             # Also when we are cancelled: a child that nobody drains or stops must not stay.

@@ -25,7 +25,7 @@ from lowcomm_node.net.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
 from lowcomm_node.net.targets import MAX_ADDRESSES, Targets
 from lowcomm_node.net.tls import SERVER_NAME, Gatekeeper, pinned
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.tasks import in_time, start
+from lowcomm_node.system.tasks import Tasks, in_time, start
 from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
@@ -107,6 +107,9 @@ class Connected:
             self.watching.cancel()
         try:
             await self.channel.close(grace)
+        except asyncio.CancelledError:
+            await self.channel.close()
+            raise
         finally:
             if self.pipe is not None:
                 await self.pipe.close()
@@ -182,8 +185,7 @@ class PeerChannel:
         self._open: dict[Route, Connected] = {}
         self._attempts: dict[Route, asyncio.Task[None]] = {}
         """Also to renew a route that is open."""
-        self._retiring: dict[Connected, asyncio.Task[None]] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._changed = asyncio.Event()
         self._looked = float("-inf")
         self._answered = ""
@@ -245,13 +247,8 @@ class PeerChannel:
         """End all calls and attempts."""
         self._closed = True
         self._changed.set()
-        channels = [*self._open.values(), *self._retiring]
-        tasks = [*self._attempts.values(), *self._retiring.values()]
-        tasks += [self._looking] if self._looking is not None else []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for connected in channels:
+        await self._tasks.cancel()
+        for connected in self._open.values():
             await connected.end()
         self._open.clear()
 
@@ -284,7 +281,7 @@ class PeerChannel:
                 self._begin(route)
 
     def _begin(self, route: Route) -> None:
-        self._attempts[route] = start(self._attempt(route))
+        self._attempts[route] = self._tasks.start(self._attempt(route))
 
     async def _attempt(self, route: Route) -> None:
         peer_id = self._info.peer_id
@@ -383,12 +380,11 @@ class PeerChannel:
         now = self._clock()
         if now >= connected.measured + MEASURE_EVERY:
             connected.measured = now
-            start(self._measure(connected))
+            self._tasks.start(self._measure(connected))
         is_relayed = connected.pipe is not None and CIRCUIT in connected.pipe.address
-        is_looking = self._looking is not None and not self._looking.done()
-        if is_relayed and not is_looking and now >= self._looked + LOOK_EVERY:
+        if is_relayed and now >= self._looked + LOOK_EVERY:
             self._looked = now
-            self._looking = start(self._look())
+            self._tasks.start(self._look())
 
     async def _measure(self, connected: Connected) -> None:
         """Measure the round trip."""
@@ -408,13 +404,12 @@ class PeerChannel:
         assert self._dialer.pipes is not None
         addresses = await self._dialer.pipes.streams.connected_at(self._info.peer_id)
         is_direct = any(address and not address.endswith(CIRCUIT) for address in addresses)
-        if is_direct and not self._closed and Route.TUNNEL not in self._attempts:
+        if is_direct and Route.TUNNEL not in self._attempts:
             self._begin(Route.TUNNEL)
 
     def _retire(self, route: Route) -> None:
         """Make no new calls on a channel, and close it when its calls have ended."""
         connected = self._open.pop(route, None)
         if connected is not None:
-            task = self._retiring[connected] = asyncio.create_task(connected.end(RETIRE_GRACE))
-            task.add_done_callback(lambda _: self._retiring.pop(connected, None))
+            self._tasks.start(connected.end(RETIRE_GRACE))
             self._changed.set()

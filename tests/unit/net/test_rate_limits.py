@@ -26,16 +26,20 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 FEW = Allowed(each=3, all=rate_limits.UNBOUND, seconds=60.0)
 
 
-def test_a_peer_has_so_many_calls_a_minute_and_they_come_back_evenly():
-    one = RateLimits(calls=FEW)
+def test_a_peer_has_so_many_calls_a_minute_and_they_come_back_evenly(monkeypatch):
+    monkeypatch.setattr(rate_limits, "CALLS", FEW)
+    one = RateLimits()
     assert [one.refuses("a", 0.0) for _ in range(3)] == [None] * 3
     assert one.refuses("a", 0.0) == "at most 3 calls a minute: call again later"
     assert one.refuses("b", 0.0) is None, "others have theirs"
     assert one.refuses("a", 20.0) is None and one.refuses("a", 20.0) is not None
 
 
-def test_an_address_without_good_credentials_is_not_looked_at_for_a_while_and_others_are():
-    one = RateLimits(bad_calls=FEW)
+def test_an_address_without_good_credentials_is_not_looked_at_for_a_while_and_others_are(
+    monkeypatch,
+):
+    monkeypatch.setattr(rate_limits, "BAD_CALLS", FEW)
+    one = RateLimits()
     for _ in range(3):
         assert one.refuses_place("192.0.2.1", 0.0) is None
         one.bad("192.0.2.1", 0.0)
@@ -55,9 +59,11 @@ async def status(callee: Callee, channels, metadata=None) -> tuple[grpc.StatusCo
     return grpc.StatusCode.OK, ""
 
 
-async def test_after_some_calls_without_a_credential_an_address_is_not_heard_for_a_while():
+async def test_after_some_calls_without_a_credential_an_address_is_not_heard_for_a_while(
+    monkeypatch,
+):
+    monkeypatch.setattr(rate_limits, "BAD_CALLS", FEW)
     async with listening() as callee, calling() as channels:
-        callee.service.rate_limits = RateLimits(bad_calls=FEW)
         codes = [(await status(callee, channels, ()))[0] for _ in range(5)]
         assert (
             codes

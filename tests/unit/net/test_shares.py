@@ -9,6 +9,7 @@ import grpc
 
 from helpers.waiting import until_async
 from helpers.wire import CALLEE, RUN, cabled, calling, calling_raw, listening, soon
+from lowcomm_node.net import limits
 from lowcomm_node.net.limits import MAX_CALLS, UNBOUND, RateLimits
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.system.quota import Allowed, Shares
@@ -43,8 +44,9 @@ def test_an_address_gets_half_its_network_two_thirds_and_others_always_find_some
     )
 
 
-def test_an_address_calls_so_often_whatever_its_peers_are_called():
-    one = RateLimits(of_address=Allowed(each=3, all=UNBOUND, seconds=60.0))
+def test_an_address_calls_so_often_whatever_its_peers_are_called(monkeypatch):
+    monkeypatch.setattr(limits, "OF_ADDRESS", Allowed(each=3, all=UNBOUND, seconds=60.0))
+    one = RateLimits()
     assert [one.refuses(f"peer {number}", 0.0, "192.0.2.1") for number in range(3)] == [None] * 3
     assert "peers of your address called more than 3 times" in (
         one.refuses("peer 3", 0.0, "192.0.2.1") or ""
