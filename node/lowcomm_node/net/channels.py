@@ -15,7 +15,7 @@ from lowcomm_node.net.bandwidth import FREE_FLOW, Bandwidth, flow_options
 from lowcomm_node.net.control import Streams
 from lowcomm_node.net.limits import PeerLimit
 from lowcomm_node.net.peer_channel import Dialer, PeerChannel
-from lowcomm_node.net.ping import Echo, measure_channel
+from lowcomm_node.net.ping import Echo, measure
 from lowcomm_node.net.pipe import Pipes, name_tunnel
 from lowcomm_node.net.routes import PeerRoute, RouteSpeed
 from lowcomm_node.net.server import ExchangeServer, ExchangeService, Handlers, Options
@@ -44,14 +44,16 @@ class Channels:
         """Without ``pipes`` there is one route: straight to the addresses of a record.
 
         ``flow``: gRPC options for incoming bytes (``bandwidth.flow_options``); ``targets``: which
-        addresses may be dialed.
+        addresses may be dialed; all of this machine without it.
         """
         # An empty one is false
         self._peer_limit = PeerLimit() if peer_limit is None else peer_limit
         self._peer_limit.make_room = self._drop_idle
         self._traffic = traffic or Traffic()
         self._peers: OrderedDict[str, PeerChannel] = OrderedDict()
-        self.dialer = Dialer(gatekeeper, pipes, targets, refusals or Refusals(), flow)
+        self.dialer = Dialer(
+            gatekeeper, pipes, targets or Targets(local=True), refusals or Refusals(), flow
+        )
 
     async def stub(self, peer: PeerInfo) -> Any:
         """The service of a peer, over the best route. Raises LinkLost with the reason if there is
@@ -104,15 +106,15 @@ class Channels:
 
     async def ping(self, peer: PeerInfo, bandwidth: Bandwidth) -> list[RouteSpeed]:
         """Latency and rate of each route to a peer, measured in turn beside the calls under way."""
-        peer_channel, found = PeerChannel(peer, self.dialer), list[RouteSpeed]()
+        peer_channel, speeds = PeerChannel(peer, self.dialer), list[RouteSpeed]()
         for route in self.dialer.routes:
+            metadata = self.metadata(peer.peer_id)
             try:
                 async with peer_channel.apart(route) as (channel, name):
-                    speed = await measure_channel(channel, self.metadata(peer.peer_id), bandwidth)
-                found.append(replace(speed, route=name))
+                    speeds.append(await measure(channel, metadata, bandwidth, name))
             except LowcommError as error:
-                found.append(RouteSpeed(route=route.value, reason=str(error)))
-        return found
+                speeds.append(RouteSpeed(route=route.value, reason=str(error)))
+        return speeds
 
     async def forget(self, peer_id: str) -> None:
         """Drop a channel with no open route and no call, so that it keeps no place in the limit."""

@@ -22,7 +22,7 @@ from lowcomm_node.net.addresses import CIRCUIT
 from lowcomm_node.net.pipe import Outgoing, Pipes, name_tunnel
 from lowcomm_node.net.routes import DEADLINES, HEAD_START, PeerRoute, Route, RouteHistory
 from lowcomm_node.net.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
-from lowcomm_node.net.targets import MAX_ADDRESSES, Targets
+from lowcomm_node.net.targets import Targets
 from lowcomm_node.net.tls import SERVER_NAME, Gatekeeper, pinned
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import Tasks, in_time, start
@@ -122,7 +122,7 @@ class Dialer:
     gatekeeper: Gatekeeper
     pipes: Pipes | None
     """None: there is one route."""
-    targets: Targets | None
+    targets: Targets
     """Addresses that may be dialed."""
     refusals: Refusals
     flow: Options
@@ -327,11 +327,8 @@ class PeerChannel:
         known = sorted(self._info.addresses, key=lambda address: address != self._answered)
         if not known:
             raise LinkLost("tells no address that can be called")
-        targets = self._dialer.targets
-        if targets is None:
-            return known[:MAX_ADDRESSES]
-        if not (admitted := targets.admit(known)):
-            raise LinkLost(targets.refusal(known))
+        if not (admitted := self._dialer.targets.admit(known)):
+            raise LinkLost(self._dialer.targets.refusal(known))
         return admitted
 
     async def _ready(self, connected: Connected) -> Connected:
@@ -344,8 +341,7 @@ class PeerChannel:
             raise
         if connected.pipe is None:
             self._answered = connected.address
-            if self._dialer.targets is not None:
-                self._dialer.targets.reached(connected.address)
+            self._dialer.targets.reached(connected.address)
         return connected
 
     def _fail(self, route: Route, reason: str) -> None:

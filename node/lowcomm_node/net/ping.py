@@ -132,29 +132,27 @@ async def _refuse(stream: Any, reason: str) -> None:
     await stream.close()
 
 
-async def measure_channel(
-    channel: aio.Channel, metadata: tuple[tuple[str, bytes], ...], bandwidth: Bandwidth
+async def measure(
+    channel: aio.Channel,
+    metadata: tuple[tuple[str, bytes], ...],
+    bandwidth: Bandwidth,
+    route: str,
 ) -> RouteSpeed:
-    """Latency and rates over a connected channel. Raises LinkLost, ProtocolViolation."""
+    """Latency, then the rate of each direction by itself, over one call on a connected channel.
+    Raises LinkLost, ProtocolViolation."""
     call = ExchangeStub(channel).Ping(metadata=metadata, timeout=CALL_SECONDS)
+    stream, samples = CallerStream(call), list[float]()
     try:
-        return await measure_call(call, bandwidth)
+        for _ in range(SAMPLES):
+            began = monotonic()
+            await _send(stream, pb.Ping(), bandwidth)
+            await _receive(stream, 0)
+            samples.append(monotonic() - began)
+        up = await _rate(stream, pb.Ping(content=_CONTENT), bandwidth)
+        down = await _rate(stream, pb.Ping(wanted=PIECE), bandwidth)
     finally:
         call.cancel()
-
-
-async def measure_call(call: Any, bandwidth: Bandwidth) -> RouteSpeed:
-    """Latency, then the rate of each direction by itself, over one gRPC call. Raises LinkLost,
-    ProtocolViolation."""
-    stream, samples = CallerStream(call), list[float]()
-    for _ in range(SAMPLES):
-        began = monotonic()
-        await _send(stream, pb.Ping(), bandwidth)
-        await _receive(stream, 0)
-        samples.append(monotonic() - began)
-    up = await _rate(stream, pb.Ping(content=_CONTENT), bandwidth)
-    down = await _rate(stream, pb.Ping(wanted=PIECE), bandwidth)
-    return RouteSpeed(route="", round_trip=median(samples), up=up, down=down)
+    return RouteSpeed(route=route, round_trip=median(samples), up=up, down=down)
 
 
 async def _rate(stream: CallerStream, ping: pb.Ping, bandwidth: Bandwidth) -> float:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +15,7 @@ from helpers.wire import new_certificate
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.net import ping
 from lowcomm_node.net.bandwidth import Bandwidth
-from lowcomm_node.net.ping import MAX_AT_ONCE, Echo, match_peer, measure_call
+from lowcomm_node.net.ping import MAX_AT_ONCE, Echo, match_peer, measure
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
@@ -129,15 +130,18 @@ async def test_few_pings_are_answered_at_once_and_one_of_a_peer():
     assert "another" not in echo._calls
 
 
-async def test_who_answers_with_less_than_was_asked_for_is_not_measured():
+async def test_who_answers_with_less_than_was_asked_for_is_not_measured(monkeypatch):
     class Liar:
+        def cancel(self) -> None: ...
+
         async def write(self, message: pb.Ping) -> None: ...
 
         async def read(self) -> pb.Pong:
             return pb.Pong(content=b"x")
 
+    monkeypatch.setattr(ping, "ExchangeStub", lambda channel: Mock(Ping=lambda **_: Liar()))
     with pytest.raises(LinkLost, match="1 bytes where 0"):
-        await measure_call(Liar(), Bandwidth())
+        await measure(Mock(), (), Bandwidth(), "direct")
 
 
 def test_a_peer_is_named_by_its_id_its_beginning_or_its_end():

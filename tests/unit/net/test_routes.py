@@ -11,6 +11,7 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.net import peer_channel
 from lowcomm_node.net.peer_channel import Connected, PeerChannel
 from lowcomm_node.net.routes import ALONE_PAUSE, FIRST_PAUSE, FLAP, LONGEST_PAUSE, Route
+from lowcomm_node.net.targets import Targets
 from lowcomm_protocol.peers.records import PeerInfo, Phase
 
 DIRECT, TUNNEL = Route.DIRECT, Route.TUNNEL
@@ -45,10 +46,11 @@ class Line:
 class Peer:
     """A peer with two routes, either of which may answer, be dead, or keep us waiting."""
 
-    routes, targets = tuple(Route), None
+    routes = tuple(Route)
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.targets = Targets(["10.0.0.1:1"])
         self.answers: dict[Route, bool | None] = {DIRECT: True, TUNNEL: True}
         """None: not until that changes."""
         self.tried: list[Route] = []
