@@ -180,6 +180,8 @@ def test_it_reads_as_well_on_a_phone_and_in_the_dark(
         assert visit.faults() == [] and visit.overflowing() == []
         controls = visit.page.locator("#controls summary")
         assert controls.is_visible()
+        ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, ground[4:-1].split(","))) < 200) == (scheme == "dark")
         picture(visit, name)
         for fold in visit.page.locator("details.fold:not([hidden]) > summary").all():
             fold.click()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from helpers.browser import PHONE, Visit, visiting
+from helpers.browser import Visit, visiting
 from helpers.processes import Node, Swarm, lonely_swarm, run
 from helpers.waiting import until
 from lowcomm_node.system import units
@@ -157,25 +157,6 @@ def test_the_owner_pauses_resumes_and_limits_from_the_page(visit: Visit, node: N
     page.click("#resume")
     node.until(lambda s: s["phase"] == "training", "it trains again")
     visit.wait("document.getElementById('phase').textContent === 'Training'")
-
-
-@pytest.mark.parametrize(("size", "scheme"), [("wide", "light"), ("phone", "dark")])
-def test_everybody_can_read_it_on_every_screen(
-    browser: Browser, node: Node, size: str, scheme: str
-):
-    options: dict[str, Any] = {"color_scheme": scheme}
-    if size == "phone":
-        options |= {"viewport": PHONE, "device_scale_factor": 2, "is_mobile": True}
-    with visiting(browser, **options) as visit:
-        visit.open(node.ask(ControlClient.link))
-        visit.unfold()
-        visit.wait("document.querySelectorAll('#timeline rect').length > 0")
-        visit.wait("Number(document.getElementById('speed').dataset.points) > 0")
-        assert visit.overflowing() == []
-        assert visit.faults() == []
-        ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, ground[4:-1].split(","))) < 200) == (scheme == "dark")
-        assert not visit.complaints
 
 
 def test_an_open_page_hears_how_its_node_ends_and_a_new_link_opens_it_again(

@@ -2,7 +2,6 @@
 sequence of events."""
 
 from collections import Counter
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -181,26 +180,6 @@ def test_where_all_must_hold_the_same_the_end_of_a_broken_link_applies_all_or_no
             behind = [peer for peer in group_peers(swarm) if not peer.applied]
             assert len(behind) <= 1
             assert all(peer in (first, second) and peer.group.in_doubt for peer in behind)
-
-
-@pytest.mark.slow
-def test_a_link_that_breaks_at_any_time_costs_one_of_its_ends_a_shard_at_most():
-    for seed in range(100):
-        swarm = Swarm(seed, 5, 5, replace(CALM, transfer=20.0))
-        first, second = swarm.random.sample(group_peers(swarm), 2)
-
-        def cut(swarm=swarm, first=first, second=second) -> None:
-            if second.name in first.links:
-                swarm.break_(first.links[second.name])
-
-        swarm.after(swarm.upto(60.0), cut)
-        with naming(swarm):
-            check(swarm.run())
-            applied = [peer for peer in group_peers(swarm) if peer.applied]
-            assert len(applied) >= 3
-            for members in {peer.applied for peer in applied}:
-                same = [peer for peer in applied if peer.applied == members]
-                agree_but_for_one(same, (first, second))
 
 
 # Any sequence of events
