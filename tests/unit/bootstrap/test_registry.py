@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from helpers.clock import Clock
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_bootstrap.registry import KEPT_EMPTY, Registry
 from lowcomm_bootstrap.server import BootstrapServer
@@ -172,19 +173,9 @@ async def test_a_look_for_which_p2pd_does_not_answer_is_no_sign_of_health(
 DAY = KEPT_EMPTY
 
 
-class Clock:
-    """Unix time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOW)
 
 
 def signed(name: str, creator: Identity = CREATOR) -> SignedRun:
@@ -265,7 +256,7 @@ async def test_a_run_that_its_peers_have_finished_is_over_until_one_trains_it(
 
 
 async def test_a_peer_that_answers_keeps_its_run(tmp_path: Path) -> None:
-    door, clock, run = Door(tmp_path), Clock(), make_run("a")
+    door, clock, run = Door(tmp_path), Clock(NOW), make_run("a")
     door.registry._clock = clock
     door.registry.add(run)
     await door.server.start()

@@ -1,13 +1,13 @@
 """What makes a stored value valid: signatures, names, sizes, and whatever bytes strangers send."""
 
 import json
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from helpers.clock import Clock
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.keys import (
     MAX_VALUE,
@@ -28,17 +28,9 @@ KEY = peers_key(RUN_ID)
 ADA, BOB, CLEO = (Identity(seed * 32) for seed in (b"a", b"b", b"c"))
 
 
-@dataclass
-class Clock:
-    now: float = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOW)
 
 
 @pytest.fixture

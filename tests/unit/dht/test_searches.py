@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from helpers.clock import Clock
 from lowcomm_node.dht.keys import Provenances, pack
 from lowcomm_node.dht.records import (
     ASKED,
@@ -95,15 +96,6 @@ class Trusting(Provenances):
 
     def check(self, stored: bytes, subkey: str, now: float) -> Any:
         return SimpleNamespace(key=KEY, order=len(stored))
-
-
-class Clock:
-    """A time that tests set."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def stored(value: bytes) -> bytes:

@@ -4,21 +4,13 @@ import asyncio
 
 import pytest
 
+from helpers.clock import Clock
 from lowcomm_node.errors import RetryLater
 from lowcomm_node.fetch.giving import (
     TURN_SECONDS,
     GivingTurn,
     TurnQueue,
 )
-
-
-class Clock:
-    """Time that the test sets."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def lost(turn: GivingTurn) -> bool:
@@ -66,7 +58,7 @@ async def test_an_address_never_holds_more_than_half_of_the_places():
 
 
 async def test_a_turn_ends_while_others_wait_the_longest_first():
-    clock = Clock()
+    clock = Clock(1000.0)
     turns = TurnQueue(2, 4, clock)
     first = turns.enter("first", "state", "192.0.2.1")
     turns.begin(first)
@@ -82,7 +74,7 @@ async def test_a_turn_ends_while_others_wait_the_longest_first():
 
 
 async def test_the_time_in_which_we_prepare_a_content_is_nobodys_turn():
-    clock = Clock()
+    clock = Clock(1000.0)
     turns = TurnQueue(1, 4, clock)
     first = turns.enter("first", "state", "192.0.2.1")
     turns.enter("waits", "state", "192.0.2.1")
@@ -93,7 +85,7 @@ async def test_the_time_in_which_we_prepare_a_content_is_nobodys_turn():
 
 
 async def test_who_comes_again_has_the_place_that_it_had_and_no_longer_turn():
-    clock = Clock()
+    clock = Clock(1000.0)
     turns = TurnQueue(1, 4, clock)
     former = turns.enter("a", "state", "192.0.2.1")
     turns.begin(former)

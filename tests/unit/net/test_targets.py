@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from helpers.clock import Clock
 from lowcomm_node.net.targets import (
     DIALS,
     OF_PROVED,
@@ -13,13 +14,6 @@ from lowcomm_node.net.targets import (
 )
 
 HOME = ("127.0.0.1", "::1", "192.168.7.5", "100.64.3.4", "fd00:1:2:3::5", "fe80::1", "44.1.1.1")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from helpers.clock import Clock
 from helpers.waiting import until_async
 from helpers.wire import (
     CALLEE,
@@ -53,16 +54,6 @@ NONCE = b"n" * 16
 Status = grpc.StatusCode
 
 
-class Clock:
-    """The time of both ends."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 async def describe(
     channels: Channels, callee: Callee, metadata: object = None
 ) -> tuple[Status, str]:
@@ -80,7 +71,7 @@ async def describe(
 
 
 def test_a_credential_is_good_once_for_as_long_as_it_could_be_used():
-    clock = Clock()
+    clock = Clock(NOW)
     keeper = Gatekeeper(CALLEE, RUN, clock)
     for ahead in (0, CREDENTIAL_LIFE):  # of a caller whose clock is ahead
         nonce = bytes([int(ahead)] * 16)
@@ -162,7 +153,7 @@ BAD = {
 async def test_a_call_without_a_good_credential_is_refused_with_the_reason(name):
     data, word = BAD[name]
     metadata = () if data is None else ((CREDENTIAL_KEY, data),)
-    async with listening(clock=Clock()) as callee, calling(clock=Clock()) as channels:
+    async with listening(clock=Clock(NOW)) as callee, calling(clock=Clock(NOW)) as channels:
         code, details = await describe(channels, callee, metadata)
         assert code is Status.UNAUTHENTICATED
         assert word in details
@@ -223,14 +214,14 @@ async def test_a_credential_is_good_once_for_all_methods_together():
 def test_a_call_is_taken_only_of_who_may_take_part_and_its_credential_says_so():
     token = issue_invite(CALLEE, RUN, b"i" * 32, NOW + 1000, uses=2)
     rules, refusals = Rules(RUN, CALLEE.peer_id, "invite"), Refusals()
-    keeper = Gatekeeper(CALLEE, RUN, Clock(), admission=Admission(rules), refusals=refusals)
+    keeper = Gatekeeper(CALLEE, RUN, Clock(NOW), admission=Admission(rules), refusals=refusals)
     claim = token.claim(CALLER.peer_id, NOW).data
-    invited = Gatekeeper(CALLER, RUN, Clock(), claim=claim)
+    invited = Gatekeeper(CALLER, RUN, Clock(NOW), claim=claim)
     for _ in range(2):
         assert keeper.caller(dict(invited.credential_for(CALLEE.peer_id))) == CALLER.peer_id
     for caller in (
-        Gatekeeper(STRANGER, RUN, Clock()),
-        Gatekeeper(STRANGER, RUN, Clock(), claim=claim),
+        Gatekeeper(STRANGER, RUN, Clock(NOW)),
+        Gatekeeper(STRANGER, RUN, Clock(NOW), claim=claim),
     ):
         with pytest.raises(LowcommError):
             keeper.caller(dict(caller.credential_for(CALLEE.peer_id)))
@@ -239,12 +230,12 @@ def test_a_call_is_taken_only_of_who_may_take_part_and_its_credential_says_so():
 
 def test_a_caller_through_a_tunnel_shows_a_credential_of_the_peer_whose_tunnel_it_is():
     refusals = Refusals()
-    keeper = Gatekeeper(CALLEE, RUN, Clock(), refusals=refusals)
-    shown = dict(Gatekeeper(CALLER, RUN, Clock()).credential_for(CALLEE.peer_id))
+    keeper = Gatekeeper(CALLEE, RUN, Clock(NOW), refusals=refusals)
+    shown = dict(Gatekeeper(CALLER, RUN, Clock(NOW)).credential_for(CALLEE.peer_id))
     with pytest.raises(RecordError, match="without a credential"):
         keeper.caller({}, CALLER.peer_id)
     assert keeper.caller(shown, CALLER.peer_id) == CALLER.peer_id
-    shown = dict(Gatekeeper(CALLER, RUN, Clock()).credential_for(CALLEE.peer_id))
+    shown = dict(Gatekeeper(CALLER, RUN, Clock(NOW)).credential_for(CALLEE.peer_id))
     with pytest.raises(RecordError, match="another peer than the one that calls"):
         keeper.caller(shown, STRANGER.peer_id)
     assert refusals.counts() == {"call.misplaced": 1, "call.missing": 1}
@@ -280,7 +271,7 @@ async def test_a_server_with_another_key_than_that_in_the_record_is_not_talked_t
 
 async def test_a_caller_that_does_not_encrypt_is_not_served():
     async with listening() as callee, aio.insecure_channel(f"127.0.0.1:{callee.port}") as channel:
-        metadata = Gatekeeper(CALLER, RUN, Clock()).credential_for(CALLEE.peer_id)
+        metadata = Gatekeeper(CALLER, RUN, Clock(NOW)).credential_for(CALLEE.peer_id)
         with pytest.raises(aio.AioRpcError) as caught:
             await channel.unary_unary(PATH + "Describe")(b"", metadata=metadata, timeout=10)
         assert caught.value.code() is Status.UNAVAILABLE

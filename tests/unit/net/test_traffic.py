@@ -2,16 +2,9 @@
 
 import pytest
 
+from helpers.clock import Clock
 from lowcomm_node.net import traffic
 from lowcomm_node.net.traffic import Rate, Traffic
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def contents(rate: Rate, clock: Clock, pieces: int, size: int, every: float) -> None:
@@ -23,7 +16,7 @@ def contents(rate: Rate, clock: Clock, pieces: int, size: int, every: float) -> 
 
 
 def test_a_rate_is_that_of_the_last_contents_and_waiting_does_not_count():
-    clock = Clock()
+    clock = Clock(100.0)
     rate = Rate(clock)
     contents(rate, clock, 100, 2**20, 0.1)
     assert rate.last == pytest.approx(10 * 2**20)
@@ -37,7 +30,7 @@ def test_a_rate_is_that_of_the_last_contents_and_waiting_does_not_count():
 
 def test_directions_and_peers_are_apart_and_the_oldest_are_forgotten(monkeypatch):
     monkeypatch.setattr(traffic, "MAX_PEERS", 2)
-    clock = Clock()
+    clock = Clock(100.0)
     every = Traffic(clock)
     contents(every.of("a").up, clock, 1, 2**20, 1.0)
     contents(every.of("b").down, clock, 1, 2**20, 1.0)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.clock import Clock
 from helpers.virtual import OFFER
 from lowcomm_node.node.messages import Shared
 from lowcomm_node.sync import history as history_module
@@ -26,19 +27,9 @@ from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 
 
-class Clock:
-    """Monotonic seconds."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+    clock = Clock(1000.0)
     monkeypatch.setattr(history_module, "monotonic", clock)
     return clock
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import group_frames
+from helpers.clock import Clock
 from helpers.virtual import OFFER
 from helpers.waiting import until_async
 from helpers.wire import cabled, call, calling, linked, listening, misbehaving, soon
@@ -490,15 +491,6 @@ def test_a_negative_number_on_the_wire_is_a_huge_one_and_is_refused(name):
         frames.from_message(
             pb.Offer.FromString(frames.to_message(OFFER).SerializeToString() + tag + minus_one)
         )
-
-
-class Clock:
-    """Seconds that a test moves on."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def paced(monkeypatch: pytest.MonkeyPatch, left: float) -> tuple[Link, Clock, list[float]]:
