@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import settings
 
 from helpers import keeping
 from helpers.pacing import SHORT_LOOK, pace
+from helpers.processes import Swarm, lonely_swarm
 from helpers.skips import (  # noqa: F401 - hooks
     pytest_addoption,
     pytest_runtest_makereport,
@@ -69,6 +71,13 @@ def paced() -> None:
     """Nodes leave cores to what their test waits for: a step of a tiny model takes a hundredth of a
     second, so two that train take both, and a look at held-out text a quarter of a second."""
     pace(0.1, SHORT_LOOK)
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    """An empty swarm; whatever it starts is ended, also when the test fails."""
+    with lonely_swarm(tmp_path) as swarm:
+        yield swarm
 
 
 def _has_processes(nodeid: str) -> bool:

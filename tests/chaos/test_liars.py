@@ -83,10 +83,7 @@ def test_a_liar_is_refused_by_all_and_the_others_go_on(swarm: Swarm, lie: str) -
 @pytest.fixture(scope="module")
 def loss_without(tmp_path_factory: pytest.TempPathFactory) -> float:
     """Of three honest nodes without a liar."""
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        lonely_swarm(tmp_path_factory.mktemp("honest"), patch) as swarm,
-    ):
+    with lonely_swarm(tmp_path_factory.mktemp("honest")) as swarm:
         swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
         nodes = [swarm.node(name) for name in "abc"]
         return mean(loss_at(node, STEPS) for node in nodes)

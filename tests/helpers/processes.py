@@ -273,16 +273,17 @@ class Swarm:
 
 
 @contextmanager
-def lonely_swarm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
+def lonely_swarm(folder: Path) -> Iterator[Swarm]:
     """A swarm with sockets in a folder of its own, so that others on this machine do not disturb;
     ended in any case.
 
     Raises AssertionError if a process has survived a defect: a swarm that works hides them well.
     """
-    with tempfile.TemporaryDirectory(
-        prefix="lc-", dir="/tmp"
-    ) as runtime:  # a short name, as sockets need
-        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    with (
+        tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as runtime,  # short, as sockets need
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", runtime)
         swarm = Swarm(folder)
         try:
             yield swarm

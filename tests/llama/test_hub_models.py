@@ -13,7 +13,7 @@ import torch
 from helpers.hub_configs import READ, REFUSED
 from helpers.hub_tokenizers import ADDED, CHAT, SPECIAL, write_tokenizer
 from helpers.open_weights import SENTENCES, write_text
-from helpers.processes import Swarm, lonely_swarm, run
+from helpers.processes import Swarm, run
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.open_weights import settings_of
 
@@ -29,12 +29,6 @@ MODELS: dict[str, str] = {
     "SmolLM2-135M": "smollm",
 }
 """How each cuts text into words: six kinds of ``config.json`` that a GGUF file can hold."""
-
-
-@pytest.fixture
-def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    with lonely_swarm(tmp_path, monkeypatch) as swarm:
-        yield swarm
 
 
 def write_folder(folder: Path, name: str) -> Path:

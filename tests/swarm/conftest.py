@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from helpers.dht_peers import Dht
-from helpers.processes import Notified, Swarm, lonely_swarm
+from helpers.processes import Notified, Swarm
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -27,13 +27,6 @@ def browser() -> Iterator["Browser"]:
 
     with browsing() as browser:
         yield browser
-
-
-@pytest.fixture
-def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
-    """An empty swarm; whatever it starts is ended, also when the test fails."""
-    with lonely_swarm(tmp_path, monkeypatch) as swarm:
-        yield swarm
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ BLOCKS = {"shuffle_bytes": 65536}
 
 
 @pytest.fixture
-def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
     """A server with a run of packed text, which lies in the folder."""
     (tmp_path / "texts").mkdir()
     for number in range(200):
         words = " ".join(f"{number * place % 977}" for place in range(1500))
         (tmp_path / "texts" / f"{number}.txt").write_text(f"Tea {number}: {words}. ")
-    with lonely_swarm(tmp_path, monkeypatch) as swarm:
+    with lonely_swarm(tmp_path) as swarm:
         for line in (
             "data pack texts tea.pack --home creator",
             "init --data tea.pack --name tea --steps 1000000 run.toml",

@@ -30,10 +30,7 @@ MOVING = ("uptime", "limits.up", "limits.down", "trainer.accelerator.load")
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        lonely_swarm(tmp_path_factory.mktemp("swarm"), patch) as swarm,
-    ):
+    with lonely_swarm(tmp_path_factory.mktemp("swarm")) as swarm:
         swarm.bootstrap("--run", str(swarm.spec(evaluate_every=20)))
         for name in NODES:
             swarm.node(name)

@@ -34,12 +34,12 @@ class TextServer(Node):
 
 
 @pytest.fixture
-def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
     """A server with a run of packed text, which lies in the folder."""
     (tmp_path / "texts").mkdir()
     for number in range(60):
         (tmp_path / "texts" / f"{number}.txt").write_text(f"Tea number {number}. " * 200)
-    with lonely_swarm(tmp_path, monkeypatch) as swarm:
+    with lonely_swarm(tmp_path) as swarm:
         for line in (
             "data pack texts tea.pack --home creator",
             "init --data tea.pack --name tea run.toml",

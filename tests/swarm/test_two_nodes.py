@@ -21,10 +21,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        lonely_swarm(tmp_path_factory.mktemp("swarm"), patch) as swarm,
-    ):
+    with lonely_swarm(tmp_path_factory.mktemp("swarm")) as swarm:
         swarm.bootstrap("--run", str(swarm.spec()))
         yield swarm
 
