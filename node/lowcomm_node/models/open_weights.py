@@ -9,8 +9,7 @@ No code and no pickle is read, and no file outside of the folder.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.models import configs
 from lowcomm_node.models.base import Model, family_of
-from lowcomm_node.models.configs import CONTEXT, KINDS, Read, wrong
+from lowcomm_node.models.configs import Read, read_config
 from lowcomm_node.storage.state_file import is_finite
-from lowcomm_protocol.spec.architectures import ARCHITECTURES, is_mixture
-from lowcomm_protocol.spec.models import NO_MIXTURES
 from lowcomm_protocol.spec.sections import MAX_FILES, ModelSettings
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -55,31 +51,8 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
 
 
 def settings_of(folder: Path) -> Read:
-    """Settings of the model in a folder: one of ours, else one that transformers computes.
-
-    A model of ours whose context a sliding window would narrow is read as that of transformers.
-    Raises ConfigError.
-    """
-    source = str(folder / CONFIG)
-    config = read_json(folder / CONFIG, MAX_CONFIG)
-    type_ = config.get("model_type")
-    if isinstance(type_, str) and type_ in ARCHITECTURES and type_ not in KINDS:
-        return configs.read_library_config(config, source)
-    if not isinstance(type_, str) or type_ not in KINDS:
-        reason = NO_MIXTURES if isinstance(type_, str) and is_mixture(type_) else "not known"
-        known = ", ".join(sorted({*KINDS, *ARCHITECTURES}))
-        raise wrong(source, "model_type", type_, f"{reason}: choose a model of {known}")
-    ours = configs.read_config(config, source)
-    positions, window = config.get("max_position_embeddings") or CONTEXT, ours.longest
-    if window >= min(CONTEXT, positions):
-        return ours
-    why = f"layers look back {window} tokens, which lowcomm's own transformer can't"
-    with suppress(ConfigError):
-        note = (
-            f'kind = "transformers", as {why}: `checkpoint export --format gguf` does not write it'
-        )
-        return replace(configs.read_library_config(config, source), note=note)
-    return replace(ours, note=f"context = {window}, as {why}; nor does transformers fit this model")
+    """Settings of the model in a folder. Raises ConfigError."""
+    return read_config(read_json(folder / CONFIG, MAX_CONFIG), str(folder / CONFIG))
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -79,27 +79,25 @@ def test_weights_of_transformers_compute_the_same_here(kind: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"model_type": "../llama"}, ("model_type", "'../llama'", "known are llama")),
+        ({"model_type": "../llama"}, ("model_type", "'../llama'", "not known", "llama")),
         ({"model_type": "mixtral"}, ("model_type", "'mixtral'")),
         ({"quantization_config": {"bits": 4}}, ("quantization_config", "original")),
         ({"num_experts": 8}, ("num_experts = 8", "mixtures of experts")),
-        ({"hidden_act": "gelu"}, ("hidden_act = 'gelu'", "'silu'")),
-        ({"attention_bias": True}, ("attention_bias = True", "False")),
-        ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor = 0.5", "only 1.0")),
-        ({"rope_interleaved": True}, ("rope_interleaved = True",)),
-        ({"hidden_size": 10**9}, ("hidden_size = 1000000000", "65536")),
+        ({"hidden_act": "gelu"}, ("hidden_act = 'gelu'", "choose another")),
+        ({"attention_bias": True}, ("attention_bias = True",)),
+        ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor = 0.5",)),
+        ({"hidden_size": 10**9}, ("hidden_size = 1000000000", "65,536")),
         ({"num_hidden_layers": 10**400}, ("num_hidden_layers", "512")),
-        ({"vocab_size": "64"}, ("vocab_size = '64'",)),
-        ({"hidden_size": None}, ("hidden_size is missing",)),
+        ({"vocab_size": "64"}, ("vocab_size", "'64'")),
+        ({"hidden_size": None}, ("hidden_size", "None")),
         ({"num_key_value_heads": 3}, ("heads = 4", "kv_heads = 3")),
         ({"rms_norm_eps": float("nan")}, ("rms_norm_eps = nan",)),
-        ({"rope_theta": 5.0}, ("rope_theta = 5.0", "make both equal")),
         ({"rope_parameters": {"rope_type": "yarn"}}, ("rope_parameters.rope_type = 'yarn'",)),
-        ({"rope_parameters": {"rope_type": "llama3"}}, ("factor is missing",)),
+        ({"rope_parameters": {"rope_type": "llama3"}}, ("factor",)),
         ({"rope_parameters": 7}, ("rope_parameters = 7", "table")),
-        ({"layer_types": ["linear_attention"]}, ("layer_types",)),
+        ({"model_type": "qwen2", "layer_types": ["linear_attention"] * 2}, ("layer_types",)),
         ({"max_position_embeddings": 10**12}, ("max_position_embeddings = 1000000000000",)),
-        ({"use_sliding_window": True, "sliding_window": 0}, ("sliding_window = 0",)),
+        ({"model_type": "mistral", "sliding_window": 0}, ("sliding_window = 0",)),
     ],
 )
 def test_what_is_not_ours_is_refused_by_key_value_and_remedy(
@@ -128,7 +126,7 @@ def test_a_model_whose_window_would_narrow_our_context_is_read_as_transformers_h
     wide = read_as(tmp_path, **mistral, sliding_window=2048)
     assert (wide.settings.kind, wide.longest, wide.note) == ("transformer", 2048, "")
     qwen = {"model_type": "qwen2", "max_position_embeddings": 4096, "sliding_window": 64}
-    ours = read_as(tmp_path, **qwen, use_sliding_window=True)
+    ours = read_as(tmp_path, **qwen, use_sliding_window=True, max_window_layers=1)
     assert (ours.settings.kind, ours.settings.context) == ("transformer", 64)
     assert "context = 64, as layers look back 64 tokens" in ours.note
 
