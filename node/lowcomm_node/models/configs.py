@@ -127,14 +127,14 @@ def _check(config: Mapping[str, Any], type_: str, source: str) -> None:
             raise wrong(source, name, value, problem)
     known = ("default", "llama3") if type_ in KINDS else ("default",)
     for name in ("rope_parameters", "rope_scaling"):
-        rope = config.get(name)
-        if rope is not None and not isinstance(rope, dict):
-            raise wrong(source, name, rope, "a table is expected")
-        for part in (rope, *rope.values()) if rope else ():
-            if isinstance(part, dict):
-                kind = part.get("rope_type", part.get("type", "default"))
-                if kind not in known:
-                    raise wrong(source, f"{name}.rope_type", kind, f"known are {', '.join(known)}")
+        rope = config.get(name) or {}
+        by_layer = [rope.get(key, {}) for key in (FULL, SLIDING)] if isinstance(rope, dict) else []
+        for part in (rope, *by_layer):
+            if not isinstance(part, dict):
+                raise wrong(source, name, part, "a table is expected")
+            kind = part.get("rope_type", part.get("type", "default"))
+            if kind not in known:
+                raise wrong(source, f"{name}.rope_type", kind, f"known are {', '.join(known)}")
 
 
 def _known(type_: str) -> frozenset[str]:
