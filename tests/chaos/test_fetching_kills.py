@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from helpers.donors import identity
-from helpers.packed_text import opened, part_of
+from helpers.packed_text import never, opened, part_of
 from helpers.wire import listening
 from lowcomm_node.fetch.files import VerifiedFiles
 from lowcomm_node.fetch.giving import PieceServer
@@ -42,9 +42,6 @@ async def test_ten_kills_cost_a_twentieth_of_the_bytes_at_most(
     part, digests = part_of(data, piece_bytes)
     own, folder = tmp_path / "text.pack", tmp_path / "fetched"
     own.write_bytes(data)
-
-    async def never(store: PackStore, show) -> None:
-        raise AssertionError("it has all")
 
     async with listening(identity(1)) as callee:
         server = CountingServer(VerifiedFiles(), BandwidthLimit(RATE))

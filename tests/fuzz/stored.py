@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from machines import drive
 from target import Made, cut, fit, join, target
 
-from helpers.packed_text import ALL, DATA, DIGESTS, PART, PIECE
+from helpers.packed_text import ALL, DATA, DIGESTS, PART, PIECE, never
 from helpers.packed_text import opened as opened_pack
 from lowcomm_node.data.pack import (
     PackDescription,
@@ -23,7 +23,7 @@ from lowcomm_node.data.pack import (
     write_description,
 )
 from lowcomm_node.errors import CheckpointError, ConfigError, DataError
-from lowcomm_node.fetch.packs import PackDownload
+from lowcomm_node.fetch.packs import PackStore
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings, load_settings
 from lowcomm_node.status.events import Board
@@ -129,8 +129,6 @@ def pack_offer() -> Made:
     name, spare = bytes.fromhex(PART.pieces), -PART.piece_count % 8
     loop = asyncio.new_event_loop()
 
-    async def nobody(index: int) -> None: ...
-
     def run(data: bytes) -> None:
         offered, listing = (*cut(data), b"", b"")[:2]
         try:
@@ -138,8 +136,8 @@ def pack_offer() -> Made:
         except DecodeError:
             return
         file = PackFile(PART, home)
-        download = PackDownload(file, nobody)
-        download.want(ALL, 1)
+        download = PackStore(file, never)
+        download.missing.update(dict.fromkeys(ALL, 1))
         try:
             size = download.listing_bytes(opened, download.enter)
             assert size == len(DIGESTS)

@@ -1,18 +1,18 @@
 """A small packed text, stores that hold some of its pieces, and peers that give them."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from helpers.donors import identity
 from helpers.wire import Callee, Handler, listening
 from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.files import VerifiedFiles
 from lowcomm_node.fetch.giving import PieceServer
-from lowcomm_node.fetch.packs import DataRoom, PackStore, Show
+from lowcomm_node.fetch.packs import DataRoom, PackStore
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.storage.pack_file import PackFile
 from lowcomm_protocol.peers.records import PeerInfo
@@ -61,18 +61,17 @@ def store_of(
 ) -> PackStore:
     """A store that asks these peers."""
 
-    async def fetch(store: PackStore, show: Show) -> None:
+    def fetch(store: PackStore) -> Fetch:
         warn = (warnings if warnings is not None else []).append
-        one = Fetch(channels, store.download, lambda: store.rank(peers), warn=warn, gives_up=False)
-        await one.run(show)
+        return Fetch(channels, store, lambda: store.rank(peers), warn=warn, gives_up=False)
 
-    return PackStore(opened(folder, None, digests, part), fetch, room, Random(1))
+    return PackStore(opened(folder, None, digests, part), fetch, room, random=Random(1))
 
 
-async def never(store: PackStore, show: Show) -> None:
+def never(store: PackStore) -> Fetch:
     """Nobody gives anything."""
-    show("no peer that could give it is here yet")
-    await asyncio.Event().wait()
+    nobody: Any = None
+    return Fetch(nobody, store, list, gives_up=False)
 
 
 def holding(folder: Path, pieces: Sequence[int], data: bytes = DATA) -> PackStore:

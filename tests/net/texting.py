@@ -25,7 +25,7 @@ from helpers.wire import Callee, calling, record
 from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.files import VerifiedFiles
 from lowcomm_node.fetch.giving import PieceServer
-from lowcomm_node.fetch.packs import PackStore, Show
+from lowcomm_node.fetch.packs import PackStore
 from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.stream import CalleeStream, CallerStream
@@ -98,9 +98,8 @@ async def main(number: int, host: str, folder: Path) -> None:
     peers = list[PeerInfo]()
     async with calling(identity(number)) as channels:
 
-        async def fetch(store: PackStore, show: Show) -> None:
-            down = peer.bandwidth.down
-            await Fetch(channels, store.download, lambda: peers, down, gives_up=False).run(show)
+        def fetch(store: PackStore) -> Fetch:
+            return Fetch(channels, store, lambda: peers, peer.bandwidth.down, gives_up=False)
 
         file = opened(folder, own if own.exists() else None, digests, part)
         store = PackStore(file, fetch)

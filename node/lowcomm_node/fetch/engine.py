@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 
 import grpc
+from cachetools import TTLCache
 
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, RetryLater
 from lowcomm_node.net.bandwidth import LEAST_PIECE, Arrival, BandwidthLimit, Use
@@ -52,6 +53,7 @@ SLOW, SLOW_TIMES = 10.0, 6
 GIVING_WAY, LEAST_RATE = 20.0, 16_000.0
 """Seconds until a session gives way for the first time that brings fewer bytes a second (or half of
 what our owner allows)."""
+BARRED_SECONDS = 3600.0  # for which nothing is asked of a peer that lied
 PREPARING = 6  # times as long for a peer that is making a snapshot for us
 TICK = 0.25
 _REFUSED = (
@@ -91,7 +93,8 @@ class Download(ABC, Generic[S]):
         self.size = 0  # bytes of the pieces that are here
         self.missing: OrderedDict[int, int] = OrderedDict()
         """Pieces to ask for, in the order of asking; the most urgent have the lowest number."""
-        self.struck: set[str] = set()  # peers that have violated the protocol
+        self.struck: TTLCache[str, bool] = TTLCache(4096, BARRED_SECONDS)
+        """Peers that have violated the protocol."""
         self._under_way: dict[int, tuple[S, float]] = {}  # asked of whom last, and when
         self._seconds: deque[float] = deque(maxlen=32)  # times that pieces took
 
@@ -130,8 +133,8 @@ class Download(ABC, Generic[S]):
         """Bytes of a piece that came before."""
         return bytearray()
 
-    async def keep(self, index: int, data: bytearray) -> None:
-        """Keep the bytes that have come of a piece so far. Raises DiskFull."""
+    async def keep(self, index: int, data: bytearray, came: int) -> None:
+        """Keep what is here of a piece, of which the last bytes just ``came``. Raises DiskFull."""
 
     def choose(self, source: S) -> int | None:
         """The best of the pieces that nobody was asked for."""
@@ -139,9 +142,8 @@ class Download(ABC, Generic[S]):
 
     def take(self, source: S) -> int | None:
         """A piece to ask for: one that nobody was asked for, else one that is late."""
-        now = monotonic()
         if (index := self.choose(source)) is None:
-            slow = now - max(SLOW, SLOW_TIMES * median(self._seconds or [0.0]))
+            slow = monotonic() - max(SLOW, SLOW_TIMES * median(self._seconds or [0.0]))
             late = (
                 index
                 for index, (other, since) in self._under_way.items()
@@ -149,9 +151,13 @@ class Download(ABC, Generic[S]):
             )
             index = next(late, None)
         if index is not None:
-            self.missing.pop(index, None)
-            self._under_way[index] = source, now
+            self.ask(source, index)
         return index
+
+    def ask(self, source: S, index: int) -> None:
+        """A source is asked for a piece."""
+        self.missing.pop(index, None)
+        self._under_way[index] = source, monotonic()
 
     def give_back(self, source: S, index: int) -> None:
         """A piece does not come: it is the next that is asked for."""
@@ -354,7 +360,7 @@ class PeerSession:
             self._fetch.received(count)
             if source is not None:
                 self._answered(count)
-                await self._download.keep(asked.index, data)
+                await self._download.keep(asked.index, data, count)
                 await self._ask_ahead(stream, source)
 
     def _answered(self, count: int) -> None:
@@ -523,7 +529,7 @@ class Fetch:
             except LowcommError as error:
                 self.reasons[name] = str(error)
                 self._later[name] = inf
-                self.download.struck.add(name)
+                self.download.struck[name] = True
                 self._warn(f"{self.download.name} of {name[-6:]}: {error}: it is not asked again")
 
     def _cancel(self, name: str) -> None:

@@ -12,9 +12,8 @@ was checked:
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from math import inf
 from time import monotonic
 from typing import Any
@@ -22,27 +21,14 @@ from typing import Any
 import httpcore
 
 from lowcomm_node.errors import LinkLost, NodeError, TooSlow
-from lowcomm_node.fetch.engine import (
-    CHUNK_BYTES,
-    GIVING_WAY,
-    LATER,
-    LEAST_RATE,
-    SILENCE,
-    TICK,
-)
-from lowcomm_node.fetch.packs import PackDownload, PackSource
+from lowcomm_node.fetch.engine import CHUNK_BYTES, GIVING_WAY, LEAST_RATE, SILENCE
 from lowcomm_node.net.bandwidth import Arrival, BandwidthLimit
 from lowcomm_node.net.targets import is_public, number_of
-from lowcomm_node.storage.pack_file import PackFile, bitmap_bytes
 from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import in_time
-from lowcomm_protocol.errors import ProtocolViolation, in_words
+from lowcomm_protocol.errors import in_words
 from lowcomm_protocol.spec.sections import DIGEST_BYTES, PackedText
 
-HELP_RATE = 250_000.0
-"""Bytes a second from peers with which no mirror is asked."""
-PATIENCE = 5.0
-"""Seconds that peers have before a mirror is asked."""
 ATTEMPTS = 4  # connections in a row that bring nothing
 LONGEST_PAUSE = 3600.0
 """Seconds that a mirror may ask us to wait."""
@@ -123,20 +109,20 @@ class Mirror:
                     raise MirrorRefused(f"its list has more than {size:,} bytes")
         return bytes(data)
 
-    async def read(
-        self, piece: int, data: bytearray, down: BandwidthLimit, keep: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Add what is missing of a piece to ``data``; ``keep`` is called whenever some has come.
-        Raises NodeError."""
-        failures, size = 0, self._part.piece_bytes
-        while len(data) < size:
-            before = len(data)
+    async def read(self, start: int, stop: int, down: BandwidthLimit) -> AsyncGenerator[bytes]:
+        """The bytes of the file from ``start`` to ``stop``, in blocks. Raises NodeError."""
+        failures = 0
+        while start < stop:
+            before = start
             try:
-                await self._read_range(piece, data, down, keep)
+                async with aclosing(self._read_range(start, stop, down)) as blocks:
+                    async for block in blocks:
+                        start += len(block)
+                        yield block
             except TooSlow:
                 raise
             except LinkLost:
-                failures = 1 if len(data) > before else failures + 1
+                failures = 1 if start > before else failures + 1
                 if failures == ATTEMPTS:
                     raise
 
@@ -145,10 +131,9 @@ class Mirror:
         await self._pool.aclose()
 
     async def _read_range(
-        self, piece: int, data: bytearray, down: BandwidthLimit, keep: Callable[[], Awaitable[None]]
-    ) -> None:
-        size, start = self._part.piece_bytes, piece * self._part.piece_bytes
-        span = f"{start + len(data)}-{start + size - 1}"
+        self, start: int, stop: int, down: BandwidthLimit
+    ) -> AsyncGenerator[bytes]:
+        span = f"{start}-{stop - 1}"
         asked = {"Range": f"bytes={span}"} | (
             {"If-Range": self._mark.decode()} if self._mark else {}
         )
@@ -164,21 +149,21 @@ class Mirror:
                 )
             mark = head.get(b"etag", b"")
             self._mark = mark if mark.startswith(b'"') and len(mark) < 200 else b""
-            arrival = Arrival(down, size - len(data), CHUNK_BYTES)
-            since, before = monotonic(), len(data)
+            arrival = Arrival(down, stop - start, CHUNK_BYTES)
+            since, before = monotonic(), start
             async for block in blocks:
-                if len(data) + len(block) > size:
+                start += len(block)
+                if start > stop:
                     raise MirrorRefused("it sent more than it announced")
-                data += block
                 arrival.took(len(block))
-                await keep()
+                yield block
                 if (seconds := monotonic() - since) > GIVING_WAY:
-                    if len(data) - before < seconds * min(LEAST_RATE, (down.rate or inf) / 2):
+                    if start - before < seconds * min(LEAST_RATE, (down.rate or inf) / 2):
                         raise TooSlow("brings next to nothing")
-                    since, before = monotonic(), len(data)
+                    since, before = monotonic(), start
                 await arrival.make_room()
                 await down.give_way()
-        if len(data) < size:
+        if start < stop:
             raise LinkLost("broke off")
 
     @asynccontextmanager
@@ -215,68 +200,3 @@ class Mirror:
         if status != expected:
             what = "serves no ranges" if status == 200 else f"answers {status}"
             raise (LinkLost if status >= 500 else MirrorRefused)(f"it {what}")
-
-
-@dataclass(kw_only=True)
-class Mirrors:
-    """The mirrors of one text."""
-
-    mirrors: Sequence[Mirror]
-    file: PackFile
-    download: PackDownload
-    down: BandwidthLimit
-    warn: Callable[[str], None]
-    giving: str = ""
-    """Host of the mirror that gives a piece now."""
-    reason: str = ""
-    """Why none gives anything; empty while one does, or none is needed."""
-
-    def describe(self, progress: str) -> str:
-        """What gives text, for people; ``progress``: of peers."""
-        if self.giving:
-            return f"{self.download.size / 1e6:.1f} MB, now from {self.giving}"
-        return f"{progress}; {self.reason}" if self.reason else progress
-
-    async def help(self, peers_rate: Callable[[], float]) -> None:
-        """Fetch pieces while peers bring too little, until cancelled."""
-        began = monotonic()
-        while True:
-            now = monotonic()
-            due = [mirror for mirror in self.mirrors if mirror.later <= now]
-            if now - began > PATIENCE and due and peers_rate() < HELP_RATE:
-                await self._fetch_from(due[0])
-            await asyncio.sleep(TICK)
-
-    async def _fetch_from(self, mirror: Mirror) -> None:
-        """Fetch one piece."""
-        try:
-            if not self.file.digests:
-                listing = await mirror.listing()
-                if not await asyncio.to_thread(self.file.learn, listing):
-                    raise MirrorRefused("its list is not that of the text")
-                self.download.enter.listed = True
-            await self._fetch_piece(mirror)
-        except LinkLost as error:
-            mirror.failures += 1
-            mirror.later = max(mirror.later, monotonic() + LATER * 2 ** min(5, mirror.failures))
-            self.reason = f"{mirror.host} {error}"
-        except (MirrorRefused, ProtocolViolation) as error:
-            mirror.later = inf
-            self.reason = f"{mirror.host}: {error}"
-            self.warn(f"mirror {mirror.url}: {error}: it is not asked again")
-
-    async def _fetch_piece(self, mirror: Mirror) -> None:
-        part, download = self.file.part, self.download
-        here = download.usable(mirror.url, b"\xff" * bitmap_bytes(part))
-        source = PackSource(mirror.url, part.size, here=here)
-        if (piece := download.take(source)) is None:
-            return
-        try:
-            data = await download.begun(piece)
-            self.giving = mirror.host
-            await mirror.read(piece, data, self.down, lambda: download.keep(piece, data))
-            await download.put(source, piece, data)
-        finally:
-            self.giving = ""
-            download.give_back(source, piece)
-        self.reason, mirror.failures = "", 0

@@ -10,15 +10,13 @@ from pathlib import Path
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.fetch.engine import Fetch
-from lowcomm_node.fetch.mirrors import Mirror, Mirrors
+from lowcomm_node.fetch.mirrors import Mirror
 from lowcomm_node.fetch.packs import DataRoom, PackStore, Show
-from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import GIB, DiskQuota
 from lowcomm_node.storage.pack_file import PackFile
 from lowcomm_node.storage.paths import absolute
-from lowcomm_node.system.tasks import first_of
-from lowcomm_protocol.spec.sections import DataSettings
+from lowcomm_protocol.spec.sections import DataSettings, PackedText
 
 DIGITS = 16  # of a text's digest, in the name of its folder
 
@@ -31,7 +29,6 @@ class RunText:
         settings: NodeSettings,
         data: DataSettings,
         fetch: Callable[[PackStore], Fetch],
-        down: BandwidthLimit,
         warn: Callable[[str], None],
     ) -> None:
         """``fetch`` gets what a store wants from peers; ``warn`` tells of mirrors that are of no
@@ -41,10 +38,8 @@ class RunText:
         self.by_digest: dict[bytes, PackStore] = {}
         self._settings = settings
         self._data = data
-        self._peers = fetch
-        self._down = down
+        self._fetch = fetch
         self._warn = warn
-        self._mirrors: dict[PackStore, Mirrors] = {}
 
     async def open(self) -> None:
         """Open all parts; nothing is fetched or hashed. Raises ConfigError, DataError, DiskFull."""
@@ -54,13 +49,9 @@ class RunText:
         read = [part for part in self._data.parts if part.share]
         # The block that is read, the next, and a piece of held-out text.
         blocks = [2 * max(self._data.shuffle_bytes, part.piece_bytes) for part in read]
-        most, needed = (
-            settings.max_data,
-            sum(
-                min(part.size, block + part.piece_bytes)
-                for part, block in zip(read, blocks, strict=True)
-            ),
-        )
+        needs = zip(read, blocks, strict=True)
+        needed = sum(min(part.size, block + part.piece_bytes) for part, block in needs)
+        most = settings.max_data
         if most is not None and most * GIB < needed:
             raise ConfigError(
                 f"--max-data {most:g} GiB has no room for the {needed / GIB:.2g} GiB of text that "
@@ -68,10 +59,11 @@ class RunText:
             )
         files = await asyncio.to_thread(self._open_files)
         room = DataRoom(most, DiskQuota(settings.home, settings.max_disk))
-        self.stores = tuple(PackStore(file, self._fetch, room) for file in files)
-        for store in self.stores:
-            self.by_digest[bytes.fromhex(store.part.pieces)] = store
-            self._mirrors[store] = self._mirrors_of(store)
+        self.stores = tuple(
+            PackStore(file, self._fetch, room, self._mirrors_of(file.part), self._warn)
+            for file in files
+        )
+        self.by_digest |= {bytes.fromhex(store.part.pieces): store for store in self.stores}
 
     async def have_first(self, show: Show) -> tuple[str, ...]:
         """Have the held-out text on which all peers compare themselves. Returns the paths of all
@@ -88,26 +80,12 @@ class RunText:
     async def close(self) -> None:
         """Stop fetching, and keep what has come."""
         await asyncio.gather(*(store.close() for store in self.stores))
-        found = [mirror for one in self._mirrors.values() for mirror in one.mirrors]
-        await asyncio.gather(*(mirror.close() for mirror in found))
 
-    async def _fetch(self, store: PackStore, show: Show) -> None:
-        fetch, mirrors = self._peers(store), self._mirrors[store]
-        peers = fetch.run(lambda progress: show(mirrors.describe(progress)))
-        await first_of(peers, mirrors.help(lambda: fetch.rate))
-
-    def _mirrors_of(self, store: PackStore) -> Mirrors:
-        settings, part = self._settings, store.part
+    def _mirrors_of(self, part: PackedText) -> list[Mirror]:
+        """Those that the owner names, and those of the run where the owner allows them."""
+        settings = self._settings
         named = [Mirror(url, part, is_local=settings.local_mirrors) for url in settings.mirror]
-        if settings.allow_mirrors:
-            named += [Mirror(url, part) for url in part.mirrors]
-        return Mirrors(
-            mirrors=named,
-            file=store.file,
-            download=store.download,
-            down=self._down,
-            warn=self._warn,
-        )
+        return named + [Mirror(url, part) for url in part.mirrors if settings.allow_mirrors]
 
     def _open_files(self) -> list[PackFile]:
         own = self._own_packs()

@@ -91,7 +91,6 @@ class Run:
             settings,
             signed.spec.data,
             self._fetch_text,
-            bandwidth.down,
             board.warning("mirror-refused"),
         )
         self._pieces.packs = self.text.by_digest
@@ -346,7 +345,7 @@ class Run:
         """What gets the pieces of packed text that a store wants from peers."""
         return Fetch(
             self.exchanger.channels,
-            store.download,
+            store,
             lambda: store.rank(self._roster.alive(time())),
             self._bandwidth.down,
             self._board.warning("file-refused"),

@@ -12,7 +12,7 @@ of a file that was replaced, nor of an owner's that was written to.
 import ctypes
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -50,7 +50,6 @@ class PackFile:
         """Bitmap of the verified pieces."""
         self.occupied: set[int] = set()
         """Pieces that take space of ours, also where only a part of one has come."""
-        self._unused: set[int] = set()
         self._descriptor = -1
         self._lock = Lock()
 
@@ -84,14 +83,13 @@ class PackFile:
         """Whether a piece is here and verified."""
         return has_bit(self.here, piece)
 
-    def check(self, piece: int) -> bool:
-        """Read a piece that was not verified yet, and keep in mind if it is right."""
-        if not self.digests or not (self.is_own or piece in self.occupied):
-            return False
-        if is_right := self.is_piece(piece, self.read(piece)):
-            with self._lock:
-                self._set(piece)
-        return is_right
+    def check(self, pieces: Iterable[int]) -> None:
+        """Read pieces that were not verified yet, and keep in mind which are right."""
+        for piece in pieces if self.digests else ():
+            is_there = self.is_own or piece in self.occupied
+            if is_there and self.is_piece(piece, self.read(piece)):
+                with self._lock:
+                    self._set(piece)
 
     def is_piece(self, piece: int, data: bytes | bytearray) -> bool:
         """Whether these are the bytes of a piece."""
@@ -120,7 +118,6 @@ class PackFile:
                 place += (count := os.pwrite(self._descriptor, view, place))
                 view = view[count:]
             self.occupied.add(piece)
-            self._unused.discard(piece)
             if len(data) == self.part.piece_bytes and not view:
                 self._set(piece)
 
@@ -135,26 +132,22 @@ class PackFile:
                 return min(end - start, self.part.piece_bytes)
         return 0
 
-    def forget(self, piece: int) -> None:
-        """Count a piece as missing; ``punch`` gives its space back."""
+    def drop(self, pieces: Collection[int]) -> None:
+        """Count pieces as missing, and give their space back. Raises OSError where the file system
+        can't punch holes."""
         with self._lock:
-            self.here[piece >> 3] &= ~(0x80 >> (piece & 7))
-            self.occupied.discard(piece)
-            self._unused.add(piece)
-
-    def punch(self) -> None:
-        """Give the space of forgotten pieces back, once ``here`` has forgotten them. Raises OSError
-        where the file system can't punch holes."""
-        if not self._unused:
-            return
-        self.flush()
+            for piece in pieces:
+                self.here[piece >> 3] &= ~(0x80 >> (piece & 7))
+        self.flush()  # after a crash none of them counts as verified
         libc, size = ctypes.CDLL(None, use_errno=True), self.part.piece_bytes
-        with self._lock:  # or a piece could come again meanwhile
-            while self._unused and self._descriptor >= 0:
-                place = ctypes.c_int64(self._unused.pop() * size)
-                flags = KEEP_SIZE | PUNCH_HOLE
+        for piece in pieces:
+            with self._lock:
+                if self._descriptor < 0 or self.has(piece):  # it has come again meanwhile
+                    continue
+                place, flags = ctypes.c_int64(piece * size), KEEP_SIZE | PUNCH_HOLE
                 if libc.fallocate64(self._descriptor, flags, place, ctypes.c_int64(size)):
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                self.occupied.discard(piece)
 
     def flush(self) -> None:
         """Force pieces to the disk, then which they are. Raises DiskFull."""

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from helpers.packed_text import ALL, DATA, DIGESTS, PART, PIECE, opened
+from helpers.packed_text import ALL, DATA, DIGESTS, PART, PIECE, never, opened
 from helpers.waiting import until_async
-from helpers.wire import soon
+from helpers.wire import DEADLINE, soon
 from lowcomm_node.errors import LinkLost, NodeError, TooSlow
-from lowcomm_node.fetch import engine, mirrors
-from lowcomm_node.fetch.mirrors import Mirror, MirrorRefused, Mirrors
-from lowcomm_node.fetch.packs import PackDownload
+from lowcomm_node.fetch import mirrors, packs
+from lowcomm_node.fetch.mirrors import Mirror, MirrorRefused
+from lowcomm_node.fetch.packs import PackStore
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.targets import is_public
 
@@ -131,42 +130,41 @@ def mirror_at(web: WebServer, **more) -> Mirror:
     return Mirror(f"https://{NAME}:{web.port}/", PART, **more)
 
 
-async def read(mirror: Mirror, piece: int, data: bytearray | None = None) -> bytes:
+async def read(mirror: Mirror, piece: int) -> bytes:
     """A piece."""
-    data = bytearray() if data is None else data
-
-    async def keep() -> None: ...
-
+    data, start = bytearray(), piece * PIECE
     try:
-        await soon(mirror.read(piece, data, BandwidthLimit(), keep))
+        async with asyncio.timeout(DEADLINE):
+            async for block in mirror.read(start, start + PIECE, BandwidthLimit()):
+                data += block
     finally:
         await mirror.close()
     return bytes(data)
 
 
-async def test_pieces_and_their_list_come_from_a_mirror_where_peers_give_nothing(
-    certificate: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("is_right", [True, False])
+async def test_pieces_and_their_list_come_from_a_mirror_unless_it_sends_others(
+    is_right: bool, certificate: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(mirrors, "PATIENCE", 0.0)
-    monkeypatch.setattr(mirrors, "TICK", 0.0)
-    came, file = list[int](), opened(tmp_path)
-
-    async def note(piece: int) -> None:
-        came.append(piece)
-
-    download = PackDownload(file, note)
-    download.want(ALL, 1)
+    monkeypatch.setattr(packs, "PATIENCE", 0.0)
+    monkeypatch.setattr(packs, "TICK", 0.0)
+    warnings = list[str]()
     async with serving(certificate, monkeypatch) as web:
         mirror = mirror_at(web)
-        one = Mirrors(
-            mirrors=[mirror], file=file, download=download, down=BandwidthLimit(), warn=pytest.fail
-        )
-        work = asyncio.create_task(one.help(lambda: 0.0))
-        await until_async(lambda: asyncio.sleep(0, download.conclude()), 30, "all came")
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        await mirror.close()
-    assert (tmp_path / "data").read_bytes() == DATA and sorted(came) == list(ALL)
+        store = PackStore(opened(tmp_path), never, mirrors=[mirror], warn=warnings.append)
+        if is_right:
+            await soon(store.have(ALL))
+            assert store.path.read_bytes() == DATA and not warnings
+            assert len(web.asked) < len(ALL), "neighbours come at once"
+        else:
+            web.change = lambda body: body if body == DIGESTS else bytes(len(body))
+            work = asyncio.create_task(store.have(ALL))
+            await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "it is left out")
+            assert "sent 3 wrong pieces" in warnings[0] and set(store.missing) == set(ALL)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            assert not any(map(store.has, ALL))
+        await store.close()
     assert all(f"Host: {NAME}" in head for head in web.asked)
 
 
@@ -301,35 +299,3 @@ async def test_a_certificate_of_another_name_is_not_accepted(
         with pytest.raises(LinkLost, match="failed"):
             await read(mirror, 0)
         assert not web.asked
-
-
-async def test_wrong_bytes_are_never_kept_and_their_mirror_is_asked_no_more(
-    certificate: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(mirrors, "PATIENCE", 0.0)
-    monkeypatch.setattr(engine, "SLOW", 0.0)
-    file, warnings = opened(tmp_path, digests=DIGESTS), list[str]()
-
-    async def never(piece: int) -> None:
-        raise AssertionError
-
-    download = PackDownload(file, never)
-    download.want([1, 2, 3], 1)
-    async with serving(certificate, monkeypatch) as web:
-        web.change = lambda body: bytes(len(body))
-        mirror = mirror_at(web)
-        one = Mirrors(
-            mirrors=[mirror],
-            file=file,
-            download=download,
-            down=BandwidthLimit(),
-            warn=warnings.append,
-        )
-        work = asyncio.create_task(one.help(lambda: 0.0))
-        await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "it is left out")
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        await mirror.close()
-    assert "sent 3 wrong pieces" in warnings[0] and set(download.missing) == {1, 2, 3}
-    assert not any(map(file.has, ALL))
-    assert sha256(DIGESTS).hexdigest() == PART.pieces

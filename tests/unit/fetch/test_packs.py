@@ -102,7 +102,7 @@ async def test_waiting_says_for_which_piece_who_has_it_and_what_would_help(tmp_p
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
     assert shown[0].startswith("piece 3 and 1 more of text: nobody that answers has it: a node")
-    assert store.download.conclude(), "what nobody waits for is not fetched"
+    assert store.conclude(), "what nobody waits for is not fetched"
     await store.close()
 
 
@@ -116,16 +116,16 @@ async def test_unused_pieces_make_room_the_only_copy_last_and_nothing_that_is_ne
             await soon(store.have([piece]))
         blocks = store.path.stat().st_blocks
         store.assigned = lambda: {0}
-        [holder] = store.download.holders
-        store.download.holders[holder] = bytes([0b1101_1111, 0xFF, 0xF0])  # not piece 2
+        [holder] = store.holders
+        store.holders[holder] = bytes([0b1101_1111, 0xFF, 0xF0])  # not piece 2
         await soon(store.have([3]))
         assert [piece for piece in ALL if store.has(piece)] == [0, 2, 3, TRAINING]
         assert store.path.stat().st_blocks <= blocks, "the space of piece 1 was given back"
-        store.download.holders[holder] = bytes([0b1101_1111, 0xFF, 0xF0])
+        store.holders[holder] = bytes([0b1101_1111, 0xFF, 0xF0])
         store.assigned = lambda: {0, 2, 3}
         with pytest.raises(DiskFull, match="raise it"):
             await store.have([4])
-        assert store.has(3) and not store.download.missing
+        assert store.has(3) and not store.missing
         await store.close()
     kept = opened(tmp_path / "b")
     assert [piece for piece in ALL if kept.has(piece)] == [0, 2, 3, TRAINING]
@@ -149,7 +149,8 @@ async def test_what_was_verified_counts_only_of_the_file_that_was_verified(
     assert [piece for piece in ALL if file.has(piece)] == (
         list(ALL[:5]) if harm == "truncated" else []
     )
-    assert file.check(4) and file.check(0) is (harm != "replaced"), "what is right needs no giver"
+    file.check([0, 4])
+    assert file.has(4) and file.has(0) is (harm != "replaced"), "what is right needs no giver"
 
 
 async def test_a_pack_of_the_owner_is_read_in_place_and_never_written(tmp_path: Path) -> None:

@@ -449,7 +449,7 @@ async def test_who_has_violated_the_protocol_loses_its_dispute_though_it_is_the_
         await give(download, liar, states[0], download.take(liar))
         await give(download, honest, states[1], audit_of(download, honest, liar))
         assert not (liar.is_out or honest.is_out), "nobody can tell yet"
-        download.struck.add("peer-0")
+        download.struck["peer-0"] = True
         download.conclude()
         assert liar.is_out and not honest.is_out
         assert download.peers == [] and download.base == honest.manifest
