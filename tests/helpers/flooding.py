@@ -4,10 +4,9 @@ how its calls and connections ended.
     python tests/helpers/flooding.py HOST:PORT PEER_ID run.json --seconds 20 --calls 3000
 
 At once: calls without a credential, with garbage, replayed, good ones, and those that say no hello;
-TCP and TLS connections that go no further; streams that begin and say nothing; exchanges that drip
-or announce what can't be; snapshots from absurd offsets; connections to the port of the DHT. It is
-a peer of an open run, as anybody may be. It says that it is ready, and begins when a line comes
-in."""
+TCP and TLS connections that go no further; streams that begin and say nothing; snapshots from
+absurd offsets; connections to the port of the DHT. It is a peer of an open run, as anybody may be.
+It says that it is ready, and begins when a line comes in."""
 
 import argparse
 import asyncio
@@ -27,25 +26,18 @@ import grpc
 from grpc import aio
 
 from lowcomm_node.net.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper
-from lowcomm_node.sync import frames
-from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
-from lowcomm_protocol.spec.names import codec_in_offer
 from lowcomm_protocol.spec.run import RunSpec, read_signed_run
 
 PATH = "/lowcomm.v1.Exchange/"
-DRIP = 0.2
-"""Seconds between two bytes of a content."""
 AGAIN = 1.0
 """Seconds until what was turned away is tried again."""
 MOST_CALLS = 4000
 """That wait for an answer at once; where connections are dropped unanswered, all wait for as long
 as they may."""
-ENOUGH = 1 << 20
 
 
 class Flood:
@@ -58,16 +50,13 @@ class Flood:
         spec: RunSpec,
         seconds: float,
         calls: int,
-        parameters: int,
         certificate: str,
     ) -> None:
         self.address, self.callee, self.spec = address, callee, spec
         self.host, _, port = address.rpartition(":")
-        self.port, self.seconds, self.calls, self.parameters = int(port), seconds, calls, parameters
+        self.port, self.seconds, self.calls = int(port), seconds, calls
         self.identity = Identity(secrets.token_bytes(32))
         self.keeper = Gatekeeper(self.identity, spec.run_id, time.time)
-        self.quiet = Identity(secrets.token_bytes(32))
-        """Another peer, that does nothing wrong until its exchange has begun."""
         self.ends: Counter[str] = Counter()
         self.until = time.monotonic() + seconds
         self._credentials = grpc.ssl_channel_credentials(certificate.encode())
@@ -88,15 +77,6 @@ class Flood:
         """A good credential."""
         return self.keeper.credential_for(self.callee)
 
-    def offer(self, plan: str = "00" * 32, swarm_step: int = 1) -> Offer:
-        """What it claims to bring."""
-        return Offer(
-            protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=plan,
-            codec=codec_in_offer(self.spec.sync.codec), fragment=0,
-            round=1, swarm_step=swarm_step, steps=20, tokens=1000, version=1,
-            slow_digest=b"",
-        )  # fmt: skip
-
     @property
     def over(self) -> bool:
         """Whether it has lasted long enough."""
@@ -107,7 +87,7 @@ class Flood:
         works: list[Callable[[], Awaitable[None]]] = [
             self._calls, lambda: self._connect("tcp", self.port, connections, None),
             lambda: self._connect("tls", self.port, connections, _trusting()),
-            self._half_open, self._swaps, self._fetch,
+            self._half_open, self._fetch,
         ]  # fmt: skip
         if dht_port:
             works.append(lambda: self._connect("dht", dht_port, connections, None))
@@ -141,7 +121,7 @@ class Flood:
         replayed = self.metadata()
         await self._count(
             "introduces itself",
-            lambda: self._introduce(stub, self.identity, swarm_step=1 << 50, steps=1 << 50),
+            lambda: self._introduce(stub),
         )
         kinds: list[tuple[str, Callable[[], Any]]] = [
             ("no credential", lambda: ()),
@@ -178,19 +158,14 @@ class Flood:
         if await call.code() is not grpc.StatusCode.OK:
             raise aio.AioRpcError(await call.code(), aio.Metadata(), aio.Metadata())
 
-    async def _introduce(self, stub: Any, who: Identity, **claims: Any) -> None:
+    async def _introduce(self, stub: Any) -> None:
         now = time.time()
         info = PeerInfo(
-            peer_id=who.peer_id,
-            run_id=self.spec.run_id,
-            phase=Phase.TRAINING,
-            issued=now,
-            expires=now + 300,
-            **claims,
-        )
-        record = pb.SignedRecord.FromString(write_record(info, who))
-        metadata = Gatekeeper(who, self.spec.run_id, time.time).credential_for(self.callee)
-        await stub.Describe(pb.Introduction(record=record), metadata=metadata, timeout=10)
+            peer_id=self.identity.peer_id, run_id=self.spec.run_id, phase=Phase.TRAINING,
+            issued=now, expires=now + 300, swarm_step=1 << 50, steps=1 << 50,
+        )  # fmt: skip
+        record = pb.SignedRecord.FromString(write_record(info, self.identity))
+        await stub.Describe(pb.Introduction(record=record), metadata=self.metadata(), timeout=10)
 
     async def _connect(
         self, name: str, port: int, count: int, context: ssl.SSLContext | None
@@ -232,54 +207,6 @@ class Flood:
             for call in calls:
                 self.ends[f"half-open: {(await call.code()).name}"] += 1
             await asyncio.sleep(0.2)
-
-    async def _swaps(self) -> None:
-        """Exchanges that are accepted, and then drip, or announce what can't be."""
-        stub, keeper, number = (
-            ExchangeStub(self.channel()),
-            Gatekeeper(self.quiet, self.spec.run_id, time.time),
-            0,
-        )
-        await self._introduce(stub, self.quiet)
-        state = await self._manifest(stub, keeper)
-        while not self.over:
-            number += 1
-            call = stub.Swap(metadata=keeper.credential_for(self.callee), timeout=60)
-            offer = self.offer(state.plan.hex(), state.swarm_step)
-            await self._count(
-                "drip",
-                lambda call=call, number=number, offer=offer: self._drip(call, offer, number),
-            )
-            call.cancel()
-            await asyncio.sleep(0.1)
-
-    async def _manifest(self, stub: Any, keeper: Gatekeeper) -> pb.Manifest:
-        """What a joiner is told of the callee's state."""
-        call = stub.Fetch(metadata=keeper.credential_for(self.callee), timeout=60)
-        await call.write(pb.FetchRequest(enter=pb.Enter()))
-        told, size = b"", None
-        while size is None or len(told) < size:
-            reply = await call.read()
-            kind = reply.WhichOneof("kind") if isinstance(reply, pb.FetchReply) else "end"
-            if kind == "end":
-                raise RuntimeError(f"no manifest came: {await call.details()}")
-            size = reply.opened.size if kind == "opened" else size
-            told += reply.chunk.data
-        call.cancel()
-        return pb.Manifest.FromString(told)
-
-    async def _drip(self, call: Any, offer: Offer, number: int) -> None:
-        await call.write(pb.Frame(hello=frames.to_message(offer)))
-        answer = await call.read()
-        kind = answer.WhichOneof("kind") if isinstance(answer, pb.Frame) else "end"
-        self.ends[f"hello: {answer.refuse.reason if kind == 'refuse' else kind}"] += 1
-        if kind != "accept":
-            return
-        size = 4 * self.parameters if number % 10 else 1 << 60
-        await call.write(pb.Frame(content=pb.Content(size=size, digest=bytes(32))))
-        for offset in range(ENOUGH):
-            await call.write(pb.Frame(chunk=pb.Chunk(offset=offset, data=b"x")))
-            await asyncio.sleep(DRIP)
 
     async def _fetch(self) -> None:
         """Snapshots from absurd offsets, and those that nobody reads."""
@@ -324,7 +251,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind")
-    parser.add_argument("--parameters", type=int, default=1, help="of the model")
     parser.add_argument("--dht-port", type=int, default=0)
     arguments = parser.parse_args()
     spec = read_signed_run(arguments.run.read_bytes()).spec
@@ -334,7 +260,6 @@ def main() -> None:
         spec,
         arguments.seconds,
         arguments.calls,
-        arguments.parameters,
         certificate_of(arguments.address),
     )
     print("ready", flush=True)

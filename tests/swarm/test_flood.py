@@ -30,8 +30,7 @@ def flood(node: Node, seconds: float, calls: int, connections: int) -> dict[str,
     command = [
         sys.executable, str(CLIENT), status["addresses"][0], status["peer_id"], str(run),
         "--seconds", str(seconds), "--calls",
-        str(calls), "--connections", str(connections), "--parameters",
-        str(status["trainer"]["parameters"]), "--dht-port", dht,
+        str(calls), "--connections", str(connections), "--dht-port", dht,
     ]  # fmt: skip
     done = subprocess.run(
         command,
