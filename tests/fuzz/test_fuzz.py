@@ -71,7 +71,9 @@ def test_what_strangers_send_is_taken_or_refused_in_words_and_nothing_else(
 
 
 @pytest.mark.timeout(900)
-def test_fuzzers_that_are_guided_by_coverage_find_no_more_in_hundreds_of_inputs_each(tmp_path: Path):
+def test_fuzzers_that_are_guided_by_coverage_find_no_more_in_hundreds_of_inputs_each(
+    tmp_path: Path,
+):
     pytest.importorskip("atheris", reason="atheris is not installed here")
     script = (
         "import pathlib, sys, fuzz; fuzz.OUT, fuzz.SLOWEST = pathlib.Path(sys.argv.pop(1)), "

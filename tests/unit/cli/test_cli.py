@@ -2,7 +2,6 @@
 mistake."""
 
 import errno
-import json
 import os
 import re
 import socket
@@ -10,8 +9,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +17,18 @@ import torch
 import typer
 
 import lowcomm_protocol.errors as protocol_errors
+from helpers.command_line import Cli
 from helpers.statuses import make_peer, make_status
 from lowcomm_node import cli as cli_package
 from lowcomm_node import errors as node_errors
 from lowcomm_node.catalogue import code_of
 from lowcomm_node.cli import OLD_NAMES, app, common, running
 from lowcomm_node.errors import NoPeers, NotRunning
-from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.system.app import run_app
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import read_token
 from lowcomm_protocol.spec.presets import PRESETS
@@ -56,38 +52,6 @@ EXIT_CODES = {
     "DataError": 78,
 }
 NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
-
-
-@dataclass
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Ended]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    """Runs a command line in this process, exactly as ``lowcomm-node`` does."""
-    for variable in [name for name in os.environ if name.startswith("LOWCOMM_")]:
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("LOWCOMM_HOME", str(tmp_path / "home"))
-
-    def run(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["lowcomm-node", *arguments])
-        code = run_app(app, find_p2pd)
-        captured = capsys.readouterr()
-        return Ended(code, captured.out, captured.err)
-
-    return run
 
 
 def python(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -459,6 +423,19 @@ def test_a_folder_with_a_former_demo_is_left_alone(cli: Cli, tmp_path: Path) -> 
     assert ended.code == 78
     assert "former demo" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+# looking at the machine
+
+
+def test_doctor_looks_at_the_machine_where_there_is_no_network(cli: Cli, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    ended = cli("doctor", "--json")
+    found = {finding["name"]: finding for finding in ended.json["findings"]}
+    assert ended.code == ended.json["exit_code"] == 0
+    assert found["dht"]["state"] == "unknown" and found["disk"]["figures"]["free"] > 0
+    assert "--peers ADDR" in found["dht"]["remedy"] and str(home) in found["node"]["value"]
+    assert not home.exists(), "to look at a home does not make one"
 
 
 # tables

@@ -1,40 +1,24 @@
 """A run that is planned for a line: what `plan` prints, `init` writes and `create` warns of."""
 
-import json
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from lowcomm_node.cli import app
+from helpers.command_line import Cli
 from lowcomm_node.cli.creator import check_line
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.p2pd import find_p2pd
-from lowcomm_node.system.app import run_app
 from lowcomm_protocol.spec.run import parse_toml
 
 LINE = ["--up", "20Mbit", "--down", "50Mbit", "--step-seconds", "1", "--peers", "4"]
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Runs a command; what it printed."""
-    monkeypatch.setenv("LOWCOMM_HOME", str(tmp_path / "home"))
-
-    def run(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["lowcomm-node", *arguments])
-        code, told = run_app(app, find_p2pd), capsys.readouterr()
-        assert code == 0, told.err
-        return told.out
-
-    return run
-
-
-def test_init_writes_the_best_of_the_plan_and_the_line_that_it_is_for(cli, tmp_path: Path) -> None:
+def test_init_writes_the_best_of_the_plan_and_the_line_that_it_is_for(
+    cli: Cli, tmp_path: Path
+) -> None:
     file = tmp_path / "run.toml"
-    cli("init", str(file), "--plan", "--parameters", "10M", *LINE)
-    told = json.loads(cli("plan", str(file), *LINE, "--json"))
+    assert cli("init", str(file), "--plan", "--parameters", "10M", *LINE).code == 0
+    told = cli("plan", str(file), *LINE, "--json").json
     best, spec = told["choices"][0], parse_toml(file.read_text())
     assert (spec.sync.method, spec.sync.interval) == (best["method"], best["interval"])
     assert told["as_written"]["interval"] == spec.sync.interval
@@ -47,9 +31,9 @@ def test_init_writes_the_best_of_the_plan_and_the_line_that_it_is_for(cli, tmp_p
     }
 
 
-def test_create_warns_where_the_line_makes_an_interval_longer(cli, tmp_path: Path) -> None:
+def test_create_warns_where_the_line_makes_an_interval_longer(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    cli("init", str(file), "--plan", "--parameters", "10M", *LINE)
+    assert cli("init", str(file), "--plan", "--parameters", "10M", *LINE).code == 0
     fitting = file.read_text()
     assert check_line(parse_toml(fitting), fitting, "run.toml") is None
     slower = fitting.replace('up = "20Mbit"', 'up = "1Mbit"')
