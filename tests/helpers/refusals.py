@@ -1,19 +1,17 @@
 """Everything that strangers may send and a node refuses: how to prepare each, and what it costs.
 
 Not in the peaks of memory: what gRPC and libp2p hold of a message before they hand it over (at
-most 2 MiB and 4 MiB), and OpenSSL's own memory in the handshake. Every attempt has fresh bytes,
-since known ones are refused by their digest."""
+most 2 MiB and 4 MiB). Every attempt has fresh bytes, since known ones are refused by their
+digest."""
 
 import itertools
-import ssl
-import tempfile
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from lowcomm_node.dht.keys import Provenances, pack, peers_key
-from lowcomm_node.net.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper, make_certificate
+from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper
 from lowcomm_protocol.errors import LowcommError, Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -216,37 +214,6 @@ CASES = [
     Case("a call of a removed peer", "call.removed",
         lambda: is_called(credential(), without(ADA.peer_id))),
 ]  # fmt: skip
-
-
-def handshake(clock: Callable[[], float]) -> Callable[[], float]:
-    """Our side of a TLS handshake with a man in the middle, who shows another certificate; how long
-    our own work takes by ``clock``."""
-    pinned, other = (make_certificate() for _ in range(2))
-    client_context = ssl.create_default_context(cadata=pinned.pem.decode())
-    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(other.private_pem + other.pem)
-        file.flush()
-        server_context.load_cert_chain(file.name)
-
-    def meet() -> float:
-        wires = [ssl.MemoryBIO() for _ in range(2)]
-        client = client_context.wrap_bio(wires[0], wires[1], server_hostname=SERVER_NAME)
-        server = server_context.wrap_bio(wires[1], wires[0], server_side=True)
-        spent = 0.0
-        while True:
-            began = clock()
-            try:
-                client.do_handshake()
-                raise AssertionError("the other certificate was taken")
-            except ssl.SSLCertVerificationError:
-                return spent + clock() - began
-            except ssl.SSLWantReadError:
-                spent += clock() - began
-            with suppress(ssl.SSLWantReadError):
-                server.do_handshake()
-
-    return meet
 
 
 def peak_kib(refuse: Callable[[], object]) -> float:
