@@ -2,11 +2,12 @@
 takes it, and kept to."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
+from helpers.families import kept_bytes
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import build_model, family_of
 from lowcomm_node.system.machine import (
@@ -74,25 +75,13 @@ def test_parameters_and_moments_are_those_of_the_real_model(model):
 @pytest.mark.parametrize(("batch", "separator"), [(1, None), (8, None), (8, 0)])
 def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model, batch, separator):
     settings = TransformerSettings.model_validate(model)
-    real, kept = cast("Any", build_model(settings, 0)), {}
+    real = build_model(settings, 0)
     real.separator = separator
-    ours = {one.untyped_storage().data_ptr() for one in (*real.parameters(), real.rope)}
-    alive = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in ours:
-            kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)
-        return tensor
-
-    tokens = torch.zeros(batch, settings.context, dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        real.loss(tokens, tokens)
+    kept = kept_bytes(real, torch.zeros(batch, settings.context, dtype=torch.long))
     spec = spec_of(model, document_mask=separator is not None)
     found = limits._with_masks(family_of(settings).footprint(settings), spec, False)
     reckoned = FLOAT * batch * settings.context * (found.kept + found.vocab)
-    assert sum(kept.values()) == pytest.approx(reckoned, rel=0.01)
+    assert kept == pytest.approx(reckoned, rel=0.01)
     parameters = sum(one.numel() for one in real.parameters())
     assert settings.parameters == found.parameters == parameters
 
