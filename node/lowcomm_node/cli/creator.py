@@ -269,7 +269,7 @@ def epochs_in_words(spec: RunSpec) -> str | None:
     from lowcomm_node.data.corpus import open_corpus
 
     corpus, tokenizer = open_corpus(spec.data.source), open_tokenizer(spec.data.tokenizer)
-    sample = [document.text for document in islice(corpus.documents(), 100)]
+    sample = [document.text for _, document in islice(corpus.documents(), 100)]
     tokens_a_byte = sum(map(len, tokenizer.encode_all(sample))) / sum(map(len, sample))
     text, trained = tokens_a_byte * corpus.size, spec.run.steps * spec.tokens_per_step
     if trained < 2 * text:

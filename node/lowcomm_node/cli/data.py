@@ -15,7 +15,7 @@ from lowcomm_protocol.spec.sections import DIGEST_BYTES, PIECE_BYTES, SMALLEST_P
 
 if TYPE_CHECKING:
     from lowcomm_node.data.chat import ChatTemplate
-    from lowcomm_node.data.pack import Pack
+    from lowcomm_node.data.pack import Pack, Show
     from lowcomm_node.data.tokenizer import Tokenizer
 
 data = typer.Typer(help="Packed text of a run: pack, verify, show, serve.", no_args_is_help=True)
@@ -60,8 +60,9 @@ def pack(
         licence: Licence of the text.
         words: Words to people who look into the pack.
     """
+    from lowcomm_node.data.documents import ReadOptions
     from lowcomm_node.data.pack import ENDING
-    from lowcomm_node.data.packing import Packer, PackingOptions, find_sources
+    from lowcomm_node.data.packing import Packer, find_text
     from lowcomm_node.data.tokenizer import use_threads
     from lowcomm_node.storage.files import load_or_create_identity
 
@@ -71,13 +72,11 @@ def pack(
     encoder, template = _tokenizer_of(tokenizer, chat)
     path = out if out.suffix == ENDING else out.with_name(out.name + ENDING)
     column = field or ("messages" if chat else "text")
-    packer = Packer(
-        find_sources(sources), path, PackingOptions(encoder, column, separator, template)
-    )
+    text = find_text(sources, ReadOptions(column, separator, encoder.separator, template))
     maker = load_or_create_identity(here.settings().paths.identity)
+    packer = Packer(text, path, encoder, maker, is_masked=chat)
     with _progress(here) as show, unwinding_signals():
-        facts = {"licence": licence, "words": words}
-        made = packer.pack(maker, facts, show, piece_bytes)
+        made = packer.pack({"licence": licence, "words": words}, show, piece_bytes)
     option = "" if made.description.tokenizer.name != "local" else f" --tokenizer {tokenizer}"
     here.show(
         _facts(made),
@@ -296,7 +295,7 @@ def _sample(pack: "Pack", file: str | None, piece: int) -> str:
 
 
 @contextmanager
-def _progress(here: Here) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def _progress(here: Here) -> Iterator["Callable[[str], Show]"]:
     """Context with a maker of progress bars, which are on stderr."""
     from rich.console import Console
     from rich.progress import (
@@ -315,8 +314,8 @@ def _progress(here: Here) -> Iterator[Callable[[str], Callable[[int, int], None]
         TextColumn("{task.description}"), *columns, console=console, disable=is_hidden
     ) as bars:
 
-        def begin(what: str) -> Callable[[int, int], None]:
+        def begin(what: str) -> "Show":
             bar = bars.add_task(what, total=None)
-            return lambda done, total: bars.update(bar, completed=done, total=total)
+            return lambda done, total, _: bars.update(bar, completed=done, total=total)
 
         yield begin

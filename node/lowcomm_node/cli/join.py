@@ -113,7 +113,7 @@ def _refuse_at_once(settings: NodeSettings) -> None:
         if named is not None and not Path(named).expanduser().exists():
             raise ConfigError(f"--{option} {named}: nothing is there: correct the path.")
     if settings.data is not None and not settings.data.startswith("builtin:"):
-        from lowcomm_node.data.documents import is_there  # loads numpy
+        from lowcomm_node.data.sources import is_there
 
         if not is_there(settings.data):
             raise ConfigError(f"--data {settings.data}: nothing is there: correct the path.")

@@ -6,13 +6,12 @@ leads out of its data, and nothing that it could change.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowcomm_node.data.documents import Document
 from lowcomm_node.data.pack import MASKED
 from lowcomm_node.data.tokenizer import FileTokenizer
 from lowcomm_node.errors import ConfigError, DataError
@@ -45,9 +44,9 @@ class ChatTemplate:
                 f"The chat template is not read ({error}): use that of another tokenizer."
             ) from None
 
-    def read(self, value: object, field: str, where: str) -> Iterator[Document]:
-        """A conversation as a document for `encode_chat`. One for each answer where the template
-        writes messages otherwise once others follow. Raises DataError."""
+    def read(self, value: object, field: str, where: str) -> list[bytes]:
+        """A conversation as text for `encode_chat`. Several, one for each answer, where the
+        template writes messages otherwise once others follow. Raises DataError."""
         try:
             messages = cast("list[dict[str, Any]]", value)
             answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
@@ -69,10 +68,11 @@ class ChatTemplate:
                 f"{where}: the chat template refuses these messages ({error}): correct or remove "
                 "them."
             ) from None
-        for text, learned in rendered:
-            # JSON can hold half of a surrogate pair, which UTF-8 can't.
-            clean = text.encode(errors="replace").decode()
-            yield Document(json.dumps([clean, learned]).encode())
+        # JSON can hold half of a surrogate pair, which UTF-8 can't.
+        return [
+            json.dumps([text.encode(errors="replace").decode(), learned]).encode()
+            for text, learned in rendered
+        ]
 
     def _span(self, messages: Sequence[dict[str, Any]], place: int) -> tuple[tuple[int, int], str]:
         """First and last character of an answer in the text up to it, and that text."""
@@ -91,11 +91,10 @@ class ChatTemplate:
         raise self._errors.TemplateError(str(message))
 
 
-def encode_chat(
-    tokenizer: FileTokenizer, documents: Sequence[Document], end: int | None
-) -> list[NDArray[np.uint32]]:
-    """Tokens of conversations, masked unless they lie in an answer; ``end`` is put behind them."""
-    read = [json.loads(document.text) for document in documents]
+def encode_chat(tokenizer: FileTokenizer, texts: Sequence[bytes]) -> list[NDArray[np.uint32]]:
+    """Tokens of conversations, and the tokenizer's separator behind them, masked unless they lie in
+    an answer."""
+    read, end = list(map(json.loads, texts)), tokenizer.separator
     tokens: list[NDArray[np.uint32]] = []
     for (_, spans), (numbers, starts) in zip(
         read, tokenizer.encode_placed([text for text, _ in read]), strict=True

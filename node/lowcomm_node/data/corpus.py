@@ -1,23 +1,19 @@
-"""Sources of text: documents one at a time, each either trained on or held out.
+"""What becomes private text: documents, each either trained on or held out.
 
-A remote run can only choose what is built in or leave the choice to each owner; paths come from the
-owner alone. Names or contents decide what is held out, not chance, so that peers with the same
-data evaluate on the same text.
+Names or contents decide what is held out, not chance, so that peers with the same data evaluate on
+the same text.
 """
 
 import hashlib
-import json
 import os
-import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from io import BytesIO
 from pathlib import Path, PurePosixPath
 
-from lowcomm_node.data import documents
-from lowcomm_node.data.documents import JSONL, TEXT, Document, ReadProgress
+from lowcomm_node.data.documents import Document, ReadOptions, SourceFile, TextFiles, cut_before
+from lowcomm_node.data.sources import TEXT, find_files
 from lowcomm_node.data.stories import HELD_OUT_EVERY, NAME, STORIES, tell
 from lowcomm_node.errors import ConfigError, DataError
 
@@ -25,6 +21,9 @@ PYTHON_BYTES = 12 << 20
 """Bytes of ``builtin:python`` at most: enough for a demo, tokenized within a second."""
 _SKIPPED = {"test", "tests", "idlelib", "idle_test", "lib2to3"}
 _SKIPPED |= {"site-packages", "dist-packages", "__pycache__"}
+LONG_BYTES = 256 << 10  # of a text file whose end is held out, instead of all of it or nothing
+SHORTEST_TAIL = 4 << 10  # bytes of such an end
+TAIL_SHARE = 100
 _HELD_OUT_FILES = 20
 _HELD_OUT_DOCUMENTS = 100
 
@@ -34,25 +33,33 @@ class BuiltinCorpus:
     """Text that every installation has, in memory."""
 
     name: str
-    version: str
-    texts: Sequence[Document]
+    texts: Sequence[bytes]
+    held_out: Sequence[bool]
+    """Whether each of the texts is."""
 
     @property
     def origin(self) -> str:
+        """The cache keeps one version of each."""
         return self.name
-
-    def fingerprint(self) -> str:
-        return self.version
 
     @property
     def size(self) -> int:
-        return sum(len(document.text) for document in self.texts)
+        """Bytes of all texts."""
+        return sum(map(len, self.texts))
 
-    def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
-        reading = reading or ReadProgress()
-        for document in self.texts:
-            reading.at(len(document.text), is_end=True)
-            yield document
+    def fingerprint(self) -> str:
+        """Changes when the text does."""
+        return hashlib.sha256(b"\0".join(self.texts)).hexdigest()
+
+    def documents(
+        self, file: int = 0, place: int = 0, is_within: bool = False
+    ) -> Iterator[tuple[int, Document]]:
+        """As TextSource has it: one file, of which each text is a row."""
+        read = sum(map(len, self.texts[:place]))
+        for row in range(place, 0 if file or is_within else len(self.texts)):
+            text = self.texts[row]
+            read += len(text)
+            yield 0, Document(text, b"", len(text), row + 1, read, held_out=self.held_out[row])
 
 
 def python_corpus(root: Path) -> BuiltinCorpus:
@@ -68,94 +75,83 @@ def python_corpus(root: Path) -> BuiltinCorpus:
             name = path.relative_to(root).as_posix()
             if not path.name.startswith("_sysconfigdata") and not name.startswith("config-"):
                 paths[name] = path
-    texts: list[Document] = []
-    sizes: list[tuple[str, int]] = []
-    total = 0
+    texts, held_out, total = list[bytes](), list[bool](), 0
     for name in sorted(paths):
         text = paths[name].read_bytes()
         total += len(text)
         if total > PYTHON_BYTES:
             break
-        sizes.append((name, len(text)))
-        texts.append(Document(text, _hash(name.encode()) % _HELD_OUT_FILES == 0))
+        texts.append(text)
+        held_out.append(_is_chosen(hashlib.sha256(name.encode()).digest(), _HELD_OUT_FILES))
     if not texts:
         raise DataError(
             f"{root} holds no source text of Python: name a text of your own with --data PATH."
         )
-    version = _digest(["python", platform.python_version(), sizes])
-    return BuiltinCorpus("builtin:python", version, texts)
+    return BuiltinCorpus("builtin:python", texts, held_out)
 
 
 @cache
 def story_corpus() -> BuiltinCorpus:
     """All stories; every 20th is held out."""
     texts = [tell(number).encode() for number in range(STORIES)]
-    documents = [Document(text, number % HELD_OUT_EVERY == 0) for number, text in enumerate(texts)]
-    return BuiltinCorpus(NAME, hashlib.sha256(b"".join(texts)).hexdigest(), documents)
+    return BuiltinCorpus(NAME, texts, [number % HELD_OUT_EVERY == 0 for number in range(STORIES)])
 
 
 @dataclass(frozen=True)
-class FileCorpus:
+class PrivateText(TextFiles):
     """Files of one kind named by the owner. Of a long text file the last hundredth is held out, of
-    other documents one in 100, by content."""
+    other documents one in 100, by content. At least one, or the end of one, is held out, with all
+    its copies."""
 
-    kind: str
     origin: str
     """The owner's choice. The cache keeps one version of each."""
     name: str
     """Kind and file name; safe to show, since it names no folder."""
-    files: tuple[Path, ...]
-    field: str
 
-    def fingerprint(self) -> str:
-        """Changes when the text does."""
-        # Size and modification time stand for the content: reading terabytes at each start would
-        # take too long.
-        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
-        return _digest([self.kind, self.field, stats])
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files on disk."""
-        return sum(path.stat().st_size for path in self.files)
-
-    def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
-        """All documents, always in the same order. At least one, or the end of one, is held out,
-        with all its copies. Raises DataError."""
+    def documents(
+        self, file: int = 0, place: int = 0, is_within: bool = False
+    ) -> Iterator[tuple[int, Document]]:
+        """As TextSource has it."""
         spare = self._spare()
-        for document in self._texts(reading or ReadProgress()):
-            if document.held_out is not None:
-                yield document
-                continue
-            text, number = document.text, _hash(document.text)
-            held_out, end = number % _HELD_OUT_DOCUMENTS == 0, len(text)
-            if number == spare and self.kind == TEXT:
-                tail = max(documents.SHORTEST_TAIL, self.size // documents.TAIL_SHARE)
-                end = documents.cut_before(text, max(end // 2, end - tail))
-            parts = [(text[:end], held_out or (number == spare and self.kind != TEXT))]
-            parts += [(text[end:], True)] if text[end:] else []
-            for content, out in parts:
-                for part, is_last in documents.in_parts(BytesIO(content)):
-                    yield Document(part, out, is_last, document.file)
+        for number, document in super().documents(file, place, is_within):
+            is_spare = document.key == spare
+            if self._is_long(document):
+                tail = max(SHORTEST_TAIL, document.size // TAIL_SHARE)
+                parts = _with_end_held_out(document, document.size - tail)
+            elif is_spare and self.files[number].kind == TEXT:
+                tail = max(SHORTEST_TAIL, self.size // TAIL_SHARE)
+                parts = _with_end_held_out(document, max(document.size // 2, document.size - tail))
+            else:
+                held_out = is_spare or _is_chosen(document.key, _HELD_OUT_DOCUMENTS)
+                parts = [replace(document, held_out=held_out)]
+            for part in parts:
+                yield number, part
 
-    def _spare(self) -> int | None:
-        """The hash of the document to hold out if no other is."""
-        smallest: int | None = None
-        for document in self._texts(ReadProgress()):
-            number = _hash(document.text)
-            if document.held_out is not None or number % _HELD_OUT_DOCUMENTS == 0:
+    def _spare(self) -> bytes | None:
+        """Key of the document to hold out if no other is."""
+        smallest: bytes | None = None
+        for _, document in super().documents():
+            if self._is_long(document) or _is_chosen(document.key, _HELD_OUT_DOCUMENTS):
                 return None
-            smallest = number if smallest is None else min(smallest, number)
+            smallest = min(smallest or document.key, document.key)
         return smallest
 
-    def _texts(self, reading: ReadProgress) -> Iterator[Document]:
-        if self.kind == TEXT:
-            return documents.read_text(self.files, reading)
-        read = documents.read_jsonl if self.kind == JSONL else documents.read_columns
-        return read(self.files, self.field, reading)
+    def _is_long(self, document: Document) -> bool:
+        return self.files[0].kind == TEXT and document.size >= LONG_BYTES
 
 
-Corpus = BuiltinCorpus | FileCorpus
+def _with_end_held_out(document: Document, end: int) -> list[Document]:
+    """A part of a text of which all behind ``end`` is held out, as documents of their own."""
+    assert document.place is not None
+    left, text = end - (document.place - len(document.text)), document.text
+    if not 0 < left <= len(text):
+        return [replace(document, held_out=left <= 0)]
+    cut = cut_before(text, min(left, len(text) - 1))
+    learned = replace(document, text=text[:cut], place=None, ends=True)
+    return [learned, replace(document, text=text[cut:], begins=True, held_out=True)]
+
+
+Corpus = BuiltinCorpus | PrivateText
 
 
 def open_corpus(source: str, field: str = "text") -> Corpus:
@@ -170,18 +166,12 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
             f"data source = {source!r} is not known: use builtin:python, builtin:stories, or "
             "--data PATH."
         )
-    wanted, path = documents.kind_and_path(source)
-    kind, files = documents.choose(path, wanted)
-    if not files:
-        raise ConfigError(
-            f"data source = {source!r} names no {kind} file: check the path that --data gives."
-        )
-    return FileCorpus(kind, source, f"{kind}:{PurePosixPath(path).name}", tuple(files), field)
+    kind, files = find_files(source)
+    name = f"{kind}:{PurePosixPath(source.removeprefix(f'{kind}:')).name}"
+    chosen = tuple(SourceFile(kind, file) for file in files)
+    return PrivateText(chosen, ReadOptions(field), source, name)
 
 
-def _hash(key: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(key).digest())
-
-
-def _digest(parts: list[object]) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _is_chosen(key: bytes, every: int) -> bool:
+    """Whether a document of this digest is held out, as one of ``every`` is."""
+    return int.from_bytes(key) % every == 0

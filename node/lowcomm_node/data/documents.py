@@ -1,71 +1,34 @@
-"""Documents of files of any size, one at a time: text, JSON lines, Parquet, Arrow, tokens."""
+"""Documents of files of any size, one at a time: text, JSON lines, Parquet, Arrow, tokens.
 
-import glob
-import gzip
-import io
+A reader begins at any place that it has given before, and goes on with the very next document. A
+long text comes in parts, so that memory stays flat.
+"""
+
 import json
-import os
-import re
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
-from itertools import chain
+from functools import cached_property
+from hashlib import file_digest, sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from lowcomm_node.data.chat import ChatTemplate
+from lowcomm_node.data.sources import JSONL, PARQUET, TABLES, TOKENS, kind_of, open_unpacked
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.system.command import load_optional
 
 PART_BYTES = 1 << 20  # of a text that are tokenized at once: a longer text is cut after lines
-LONG_BYTES = 256 << 10  # of a text file whose end is held out, instead of all of it or nothing
-SHORTEST_TAIL = 4 << 10  # bytes of such an end
-TAIL_SHARE = 100
-TEXT, JSONL, PARQUET, ARROW, TOKENS = "text", "jsonl", "parquet", "arrow", "tokens"
-KINDS = (TEXT, JSONL, PARQUET, ARROW)
-OTHER_JSON = "JSON, but not one object a line"
-TABLE = "a table: write it as JSON lines or Parquet"
-_ENDINGS = {".jsonl": JSONL, ".ndjson": JSONL, ".csv": TABLE, ".tsv": TABLE, ".parquet": PARQUET}
-_ENDINGS[".arrow"] = ARROW
-_PACKED = (".gz", ".gzip", ".zst", ".zstd")
-_GZIP, _ZSTD, _BYTE_ORDER_MARK = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xef\xbb\xbf"
-_BESIDE = ("readme.md", "license", "state.json", "dataset_info", "dataset_dict", "cache-")
-"""Beginnings of the names of files beside the text of a dataset of Hugging Face."""
-_MAGIC = {
-    b"PAR1": PARQUET,
-    b"ARROW1": ARROW,
-    b"\xff\xff\xff\xff": ARROW,
-    b"\xff\xfe": "UTF-16 rather than UTF-8",
-    b"\xfe\xff": "UTF-16 rather than UTF-8",
-}
-_CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
-_OBJECT = re.compile(rb'(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')  # a JSON object, or a list of them
-_HEAD_BYTES = 4096  # bytes of each file that are read to find its kind
 _LONGEST_LINE = 64 << 20
 _LONGEST_CHARACTER = 4
-_LARGEST_WINDOW = 128 << 20  # of zstd, as its own program accepts with --long
-_MAGIC_OF_TOKENS = {20240520: "<u2", 20240801: "<u4"}
-"""First number of files of llm.c."""
+_TOKENS_OF_MAGIC = {20240520: "<u2", 20240801: "<u4"}
+"""Type of the tokens, by the first number of files of llm.c."""
 _HEADER_BYTES = 1024
 _ROWS = 256
-_NAMED_FILES, _NAMED_FIELDS = 3, 8  # in a message
+_NAMED_FIELDS = 8  # in a message
 _VALUES = {bool: "true or false", list: "a list", dict: "an object"}
-
-
-@dataclass
-class ReadProgress:
-    """Bytes on disk that were read; packed files count packed."""
-
-    done: int = 0
-    _before: int = 0  # in the files before the current one
-
-    def at(self, place: int, is_end: bool = False) -> None:
-        """``place`` bytes of the current file are read; ``is_end``: all of it."""
-        self.done = self._before + place
-        self._before = self.done if is_end else self._before
 
 
 @dataclass(frozen=True)
@@ -73,267 +36,151 @@ class Document:
     """A text, or a part of a long text."""
 
     text: bytes
-    held_out: bool | None = None
-    """None: the content is still to decide."""
+    """UTF-8 as a rule; tokens of 4 bytes if ``is_tokens``; JSON for `encode_chat`."""
+    key: bytes
+    """Digest of the whole text."""
+    size: int
+    """Bytes of the whole text."""
+    place: int | None
+    """Offset behind it in its file: a byte, unpacked, a row, or a token. None: no reader can begin
+    there."""
+    read: int = 0
+    """Bytes that were read of its file, or of all files, on the disk; packed files count packed."""
+    begins: bool = True
     ends: bool = True
-    """Whether the text ends here, rather than in the next part."""
+    """Whether the text begins, or ends, with this part."""
     file: Path | None = None
     """The owner's file that it comes from."""
-    place: int = 0
-    """Offset behind it in its file: a byte, unpacked, or a row."""
-    key: bytes = b""
-    """Digest of the whole text, of which this is a part; empty: this is the whole."""
+    is_tokens: bool = False
+    held_out: bool = False
 
 
-# Files
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a file's documents are."""
+
+    column: str = "text"
+    separator: str = ""
+    """Text between the documents of a text file; empty: a file is a document."""
+    end_token: int | None = None
+    """Token between the documents of a file of tokens; None: a file is a document."""
+    chat: ChatTemplate | None = None
+    """Reads the column as conversations."""
 
 
-def kind_and_path(source: str) -> tuple[str | None, str]:
-    """The kind that a source names before its path, if it does, and the path."""
-    kind, colon, path = source.partition(":")
-    return (kind, path) if colon and kind in KINDS else (None, source)
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of an owner's source."""
+
+    kind: str
+    path: Path
+    is_split: bool = False
+    """Whether its name, or its folder's in a dataset, says that it is a split for evaluation."""
 
 
-def is_there(source: str) -> bool:
-    """Whether the path, or glob, of a source names anything."""
-    root = expanded(kind_and_path(source)[1])
-    found = glob.iglob(str(root), recursive=True)  # noqa: PTH207
-    return root.exists() or next(found, None) is not None
+@dataclass(frozen=True)
+class TextFiles:
+    """The documents of several files."""
+
+    files: tuple[SourceFile, ...]
+    options: ReadOptions
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of each file on disk."""
+        return [file.path.stat().st_size for file in self.files]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files on disk."""
+        return sum(self.sizes)
+
+    def fingerprint(self) -> list[Any]:
+        """Changes when the text does."""
+        # Size and modification time stand for the content: reading terabytes at each start would
+        # take too long.
+        stats = [
+            (file.kind, str(file.path), file.is_split, size, file.path.stat().st_mtime_ns)
+            for file, size in zip(self.files, self.sizes, strict=True)
+        ]
+        chat = self.options.chat.source if self.options.chat else ""
+        return [stats, self.options.column, self.options.separator, chat]
+
+    def documents(
+        self, file: int = 0, place: int = 0, is_within: bool = False
+    ) -> Iterator[tuple[int, Document]]:
+        """Documents from a place of a file on, with the numbers of their files; ``is_within``:
+        whether the place is within a document. Raises ConfigError, DataError."""
+        before = sum(self.sizes[:file])
+        for number, source in enumerate(self.files[file:], file):
+            for document in read_documents(source, self.options, place, is_within):
+                if document.text or not document.begins:
+                    yield number, replace(document, read=before + document.read, file=source.path)
+            before, place, is_within = before + self.sizes[number], 0, False
 
 
-def find_files(path: str) -> list[Path]:
-    """Sorted files: the path itself, those in the folder at any depth (not hidden), or a glob's.
-    Links are followed; what several lead to is read once. Raises ConfigError."""
-    root, once = expanded(path), dict[tuple[int, int], Path]()
-
-    def is_first(found: Path) -> bool:
-        status = found.stat()
-        return once.setdefault((status.st_dev, status.st_ino), found) is found
-
-    def refuse(error: OSError) -> None:
-        raise ConfigError(
-            f"{error.filename} can't be read ({error.strerror}): correct its permissions, or name "
-            "a folder without it."
-        )
-
-    found = [root] if root.is_file() else map(Path, glob.glob(str(root), recursive=True))  # noqa: PTH207
-    if root.is_dir():
-        found = list[Path]()
-        for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
-            if is_first(Path(folder)):
-                found += [Path(folder, name) for name in files if not name.startswith(".")]
-                folders[:] = sorted(name for name in folders if not name.startswith("."))
-            else:
-                folders.clear()
-    return [file for file in sorted(found) if file.is_file() and is_first(file)]
-
-
-def expanded(path: str) -> Path:
-    """A path with ``~`` replaced by the home of its user, where there is such a user."""
-    # Path.expanduser raises RuntimeError on an unknown user.
-    return Path(os.path.expanduser(path))  # noqa: PTH111
-
-
-# Kinds
-
-
-def choose(path: str, wanted: str | None) -> tuple[str, Sequence[Path]]:
-    """The kind of the files at a path, and those that are of it. Of a folder ``wanted`` selects the
-    files of that kind; a file or a glob is taken at the owner's word. Raises ConfigError."""
-    files, is_folder = find_files(path), expanded(path).is_dir()
-    if not files or (wanted not in (None, TEXT) and not is_folder):
-        return wanted or TEXT, files
-    by_kind: dict[str, list[Path]] = {}
-    for file in files:
-        by_kind.setdefault(kind_of(file), []).append(file)
-    tables = [kind for kind in (JSONL, PARQUET, ARROW) if kind in by_kind]
-    others = chain.from_iterable(those for kind, those in by_kind.items() if kind not in tables)
-    if is_folder and len(tables) == 1 and all(f.name.lower().startswith(_BESIDE) for f in others):
-        those = by_kind[tables[0]]
-        return tables[0], [file for file in those if not file.name.startswith(_BESIDE)] or those
-    if wanted and is_folder:
-        return wanted, by_kind.get(wanted, [])
-    if wanted and by_kind.keys() <= {TEXT, JSONL, OTHER_JSON, TABLE}:  # by the owner's word
-        return wanted, files
-    if not wanted and len(by_kind) == 1 and (kind := next(iter(by_kind))) in KINDS:
-        return kind, files
-    held: list[str] = []
-    for kind, those in sorted(by_kind.items()):
-        names = ", ".join(file.name for file in those[:_NAMED_FILES])
-        more = f" and {len(those) - _NAMED_FILES} more" if len(those) > _NAMED_FILES else ""
-        held.append(f"{names}{more} ({kind})")
-    kinds = sorted(by_kind.keys() & KINDS, key=lambda kind: (-len(by_kind[kind]), kind))
-    remedy = f"read one kind of it, such as by --data {kinds[0]}:{path}, or " if kinds else ""
-    raise ConfigError(
-        f"{path} can't be read as one text, as it holds {'; '.join(held)}: {remedy}convert, "
-        "unpack or remove files until all are text, JSON lines or Parquet."
-    )
-
-
-def kind_of(path: Path) -> str:
-    """``text``, ``jsonl``, ``parquet``, or in other words what else a file holds. The contents
-    decide, and the name where they can't. Errors are left to its reader."""
-    head = b""
-    with suppress(DataError), open_unpacked(path) as (file, _):
-        head = file.read(_HEAD_BYTES)
-    name = Path(path.name.lower())
-    ending = Path(name.stem).suffix if name.suffix in _PACKED else name.suffix
-    for magic, kind in _MAGIC.items():
-        if head.startswith(magic):
-            return kind
-    # The reader of Parquet says better what is wrong with it.
-    if head.translate(None, _CONTROL) != head and ending not in (".parquet", ".arrow"):
-        return "not text"
-    if ending in _ENDINGS:
-        return _ENDINGS[ending]
-    start = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
-    if match := _OBJECT.match(start):
-        first, is_whole, _ = start.partition(b"\n")
-        return OTHER_JSON if match[1] or (is_whole and not _is_object(first)) else JSONL
-    return OTHER_JSON if ending == ".json" and start else TEXT
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-@contextmanager
-def open_unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Open a file: its contents, decompressed, and the raw file. Raises DataError."""
-    try:
-        with path.open("rb") as raw:
-            if path.suffix.lower() in (".gz", ".gzip") or raw.peek(2).startswith(_GZIP):
-                with gzip.open(raw) as file:
-                    yield cast("BinaryIO", file), raw
-            elif raw.peek(4).startswith(_ZSTD):
-                library = load_optional("zstandard", str(path), "zstd")
-                unpacker = library.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
-                with unpacker.stream_reader(raw, read_across_frames=True) as reader:
-                    yield cast("BinaryIO", io.BufferedReader(reader, PART_BYTES)), raw
-            else:
-                yield raw, raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from error
-    except Exception as error:
-        if type(error).__name__ != "ZstdError":
-            raise
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path} can't be read ({error}): replace or remove it, or correct its permissions."
-    )
-
-
-def _skip(file: BinaryIO, count: int) -> int:
-    """Pass over ``count`` bytes; returns their lines. Packed files can't jump."""
-    lines = 0
-    while count > 0 and (part := file.read(min(count, PART_BYTES))):
-        lines, count = lines + part.count(b"\n"), count - len(part)
-    return lines
-
-
-# Readers
-
-
-def read_text(
-    files: Sequence[Path], reading: ReadProgress, start: int = 0, has_tails: bool = True
+def read_documents(
+    source: SourceFile, options: ReadOptions, start: int = 0, is_within: bool = False
 ) -> Iterator[Document]:
-    """The texts of files, long ones in parts, of which the last hundredth is held out unless
-    ``has_tails`` is false; ``start``: a place in the first file."""
-    for path in files:
-        size, digest = 0, sha256()
-        # Unpacked, its size is known only at its end; only all of it shows whether it is a copy.
-        with open_unpacked(path) as (file, _):
-            for part in iter(lambda: file.read(PART_BYTES), b""):
-                size += len(part)
-                digest.update(part)
-        with open_unpacked(path) as (file, raw):
-            _skip(file, start)
-            place, start = start, 0
-            left = size - place - max(SHORTEST_TAIL, size // TAIL_SHARE)
-            for part, is_last in in_parts(file):
-                reading.at(raw.tell())
-                place += len(part)
-                key = b"" if is_last and place == len(part) else digest.digest()
-                document = Document(part, None, is_last, path, place, key)
-                if size < LONG_BYTES or not has_tails:
-                    yield document
-                elif 0 < left <= len(part):
-                    end = cut_before(part, left)
-                    rest = place - len(part) + end
-                    yield Document(part[:end], False, True, path, rest, digest.digest())
-                    yield replace(document, text=part[end:], held_out=True)
-                else:
-                    yield replace(document, held_out=left <= 0)
-                left -= len(part)
-            reading.at(raw.tell(), is_end=True)
+    """The documents of a file from the place ``start`` on. Raises ConfigError, DataError."""
+    path = source.path
+    if source.kind == TOKENS:
+        return _read_tokens(path, options.end_token, start, is_within)
+    if source.kind in TABLES:
+        return _read_table(source, options, start)
+    if options.chat:
+        raise ConfigError(f"{path} is text, not conversations: leave --chat away, or that file.")
+    if options.separator:
+        return _read_separated(path, options.separator.encode(), start)
+    return _read_text(path, start, is_within)
 
 
-def read_separated(
-    files: Sequence[Path], separator: bytes, reading: ReadProgress, start: int = 0
-) -> Iterator[Document]:
-    """The texts between separators in text files. Raises DataError."""
-    for path in files:
-        with open_unpacked(path) as (file, raw):
-            _skip(file, start)
-            place, rest, start = start, b"", 0
-            while part := file.read(PART_BYTES):
-                reading.at(raw.tell())
-                *texts, rest = (rest + part).split(separator)
-                for text in texts:
-                    place += len(text) + len(separator)
-                    if text.strip():
-                        yield Document(text.strip(b"\r\n"), None, True, path, place)
-                if len(rest) > _LONGEST_LINE:
-                    raise DataError(
-                        f"{path} has {len(rest):,} bytes without {separator.decode()!r}: name the "
-                        "text between its documents with --separator, or leave that away."
-                    )
-            if rest.strip():
-                yield Document(rest.strip(b"\r\n"), None, True, path, place + len(rest))
-            reading.at(raw.tell(), is_end=True)
+# Text
 
 
-def read_tokens(
-    files: Sequence[Path], end: int | None, reading: ReadProgress, start: int = 0
-) -> Iterator[Document]:
-    """Documents of llm.c's files, or of nanoGPT's, which have no header, as integers of 4 bytes
-    without the token ``end`` between them; some are empty. One of more than a million tokens comes
-    in parts and passes for no copy of another. Raises DataError."""
-    for path in files:
-        with open_unpacked(path) as (file, raw):
-            header = np.frombuffer(file.read(_HEADER_BYTES)[: _HEADER_BYTES // 4 * 4], "<i4")
-            kind = _MAGIC_OF_TOKENS.get(int(header[0]) if header.size else 0)
-            place, kind, start = start or (_HEADER_BYTES if kind else 0), kind or "<u2", 0
-            width, key, rest = int(kind[-1]), b"", np.empty(0, "<u4")
-            raw.seek(place)
-            while data := raw.read(PART_BYTES * width):
-                reading.at(raw.tell())
-                rest = np.concatenate([rest, np.frombuffer(data, kind).astype("<u4")])
-                ends = np.flatnonzero(rest == end) if end is not None else []
-                for text in np.split(rest, ends)[:-1] if len(ends) else []:
-                    place += len(text) * width
-                    text = text[1:] if len(text) and text[0] == end else text
-                    yield Document(text.tobytes(), None, True, path, place, key)
-                    key = b""
-                rest = rest[ends[-1] :] if len(ends) else rest
-                if len(rest) >= PART_BYTES:
-                    key = key or sha256(f"{path.name}:{place}".encode()).digest()
-                    place += len(rest) * width
-                    text, rest = rest[1:] if rest[0] == end else rest, rest[:0]
-                    yield Document(text.tobytes(), None, False, path, place, key)
-            text = rest[1:] if len(rest) and rest[0] == end else rest
-            place += len(rest) * width
-            yield Document(text.tobytes(), None, True, path, place, key)
-            reading.at(raw.tell(), is_end=True)
+def _read_text(path: Path, start: int, is_within: bool) -> Iterator[Document]:
+    """The text of a file, in parts."""
+    # Unpacked, its size is known only at its end; only all of it shows whether it is a copy.
+    with open_unpacked(path) as (file, _):
+        key, size = file_digest(cast("Any", file), "sha256").digest(), file.tell()
+    with open_unpacked(path) as (file, raw):
+        _skip(file, start)
+        for part, is_last in _in_parts(file):
+            start += len(part)
+            yield Document(part, key, size, start, raw.tell(), not is_within, is_last)
+            is_within = not is_last
 
 
-def in_parts(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+def _read_separated(path: Path, separator: bytes, start: int) -> Iterator[Document]:
+    """The texts between separators in a text file. Raises DataError."""
+    with open_unpacked(path) as (file, raw):
+        _skip(file, start)
+        rest, is_last = b"", False
+        while not is_last:
+            part = file.read(PART_BYTES)
+            is_last = not part
+            *texts, rest = (rest + part + separator * is_last).split(separator)
+            for text in texts:
+                start += len(text) + len(separator)
+                if text.strip():
+                    yield from _cut(text.strip(b"\r\n"), start, raw.tell())
+            if len(rest) > _LONGEST_LINE:
+                raise DataError(
+                    f"{path} has {len(rest):,} bytes without {separator.decode()!r}: name the "
+                    "text between its documents with --separator, or leave that away."
+                )
+
+
+def _cut(text: bytes, place: int | None, read: int) -> Iterator[Document]:
+    """A text in memory as a document, in parts."""
+    key, begins = sha256(text).digest(), True
+    for part, is_last in _in_parts(BytesIO(text)):
+        after = place if is_last else None
+        yield Document(part, key, len(text), after, read, begins, is_last)
+        begins = False
+
+
+def _in_parts(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
     """A text in parts, and whether each is the last."""
     part = file.read(PART_BYTES)
     while part:
@@ -351,32 +198,44 @@ def cut_before(text: bytes, end: int) -> int:
     return max((place for place in last if text[place] & 0xC0 != 0x80), default=end)
 
 
-Take = Callable[[object, str, str], Iterator[Document]]
-"""Makes documents of a value, which a field holds at a place of the owner's."""
+def _skip(file: BinaryIO, count: int) -> int:
+    """Pass over ``count`` bytes; returns their lines. Packed files can't jump."""
+    lines = 0
+    while count > 0 and (part := file.read(min(count, PART_BYTES))):
+        lines, count = lines + part.count(b"\n"), count - len(part)
+    return lines
 
 
-def read_jsonl(
-    files: Sequence[Path],
-    field: str,
-    reading: ReadProgress,
-    start: int = 0,
-    take: Take | None = None,
-) -> Iterator[Document]:
-    """The text in one field of each line. Raises DataError that names the line."""
-    take = take or _checked
-    for path in files:
-        with open_unpacked(path) as (file, raw):
-            number = _skip(file, start)
-            place, start = start, 0
-            while line := file.readline(_LONGEST_LINE):
-                number += 1
-                reading.at(raw.tell())
-                place += len(line)
-                if line.strip():
-                    where = f"{path}:{number}"
-                    for document in take(_field_of(line, field, where), field, where):
-                        yield replace(document, place=place)
-            reading.at(raw.tell(), is_end=True)
+# Tables
+
+
+Row = tuple[object, str, int, int]
+"""Value of the column, where it stands, the place behind it, and bytes of the file read."""
+
+
+def _read_table(source: SourceFile, options: ReadOptions, start: int) -> Iterator[Document]:
+    """The texts, or conversations, in one column."""
+    read_rows = _lines if source.kind == JSONL else _rows
+    for value, where, place, read in read_rows(source.path, options.column, start):
+        if options.chat is None:
+            if text := _text_of(value, options.column, where):
+                yield from _cut(text, place, read)
+            continue
+        texts = options.chat.read(value, options.column, where)
+        for left, text in zip(reversed(range(len(texts))), texts, strict=True):
+            after = None if left else place
+            yield Document(text, sha256(text).digest(), len(text), after, read)
+
+
+def _lines(path: Path, field: str, start: int) -> Iterator[Row]:
+    """The field of each line of JSON. Raises DataError that names the line."""
+    with open_unpacked(path) as (file, raw):
+        number = _skip(file, start)
+        while line := file.readline(_LONGEST_LINE):
+            number, start = number + 1, start + len(line)
+            where = f"{path}:{number}"
+            if line.strip():
+                yield _field_of(line, field, where), where, start, raw.tell()
 
 
 def _field_of(line: bytes, field: str, where: str) -> object:
@@ -387,99 +246,81 @@ def _field_of(line: bytes, field: str, where: str) -> object:
             f"{where} is not a JSON object ({error}): correct or remove that line, or read the "
             "file as text with --data text:PATH."
         ) from None
-    if not isinstance(record, dict) or field not in record:
-        content = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
+    content = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
+    if field not in content:
         names = [f"{name:.40}" for name, value in content.items() if isinstance(value, str)]
         others = f", but {', '.join(names[:_NAMED_FIELDS])}" if names else ""
         raise DataError(
             f"{where} has no field {field!r}{others}: name the field with --field, or correct that "
             "line."
         )
-    return cast("Any", record)[field]
+    return content[field]
 
 
-def read_columns(
-    files: Sequence[Path],
-    field: str,
-    reading: ReadProgress,
-    start: int = 0,
-    take: Take | None = None,
-) -> Iterator[Document]:
-    """The text in one column of Parquet or Arrow files. Raises ConfigError if pyarrow is missing,
+def _rows(path: Path, column: str, start: int) -> Iterator[Row]:
+    """The column of each row of Parquet or Arrow. Raises ConfigError if pyarrow is missing,
     DataError."""
-    take = take or _checked
-    library = load_optional("pyarrow", str(files[0]), "parquet")
-    for path in files:
-        kind = "Parquet" if kind_of(path) == PARQUET else "Arrow"
-        open_batches = _parquet_batches if kind == "Parquet" else _arrow_batches
-        try:
-            with open_batches(path, field, start) as (names, batches):
-                if field not in names:
-                    raise DataError(
-                        f"{path} has no column {field!r}, only {', '.join(names)}: name one of "
-                        "them with --field."
-                    )
-                for row, done, batch in batches:
-                    reading.at(done)
-                    first = max(row, start)
-                    column = batch.column(batch.schema.get_field_index(field))
-                    values = column.slice(first - row).to_pylist()
-                    for place, value in enumerate(values, first + 1):
-                        for document in take(value, field, str(path)):
-                            yield replace(document, place=place)
-                start = 0
-                reading.at(path.stat().st_size, is_end=True)
-        # ValueError includes bytes that are not UTF-8.
-        except (library.ArrowException, OSError, ValueError) as error:
-            raise DataError(
-                f"{path} can't be read as {kind} ({error}): replace or remove it."
-            ) from error
+    library = load_optional("pyarrow", str(path), "parquet")
+    kind = kind_of(path)
+    read_batches = _parquet_batches if kind == PARQUET else _arrow_batches
+    try:
+        for first, read, batch in read_batches(path, column, start):
+            for row, value in enumerate(batch.column(column).to_pylist(), first + 1):
+                if row > start:
+                    yield value, str(path), row, read
+    # ValueError includes bytes that are not UTF-8.
+    except (library.ArrowException, OSError, ValueError) as error:
+        raise DataError(
+            f"{path} can't be read as {kind.title()} ({error}): replace or remove it."
+        ) from error
 
 
-Batches = tuple[Sequence[str], Iterator[tuple[int, int, Any]]]
-"""Names of columns; then first row, bytes of the file read and rows of each batch."""
+Batches = Iterator[tuple[int, int, Any]]
+"""Number of the first row, bytes of the file read, and rows of batches, without batches far before
+the row to start at."""
 
 
-@contextmanager
-def _parquet_batches(path: Path, field: str, start: int) -> Iterator[Batches]:
-    parquet = load_optional("pyarrow.parquet", str(path), "parquet")
-    with parquet.ParquetFile(path) as file:
-        size, rows = path.stat().st_size, max(1, file.metadata.num_rows)
-        counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
-        row = group = 0
-        while group < len(counts) and row + counts[group] <= start:
-            row, group = row + counts[group], group + 1
-
-        def batches() -> Iterator[tuple[int, int, Any]]:
-            first, groups = row, list(range(group, len(counts)))
-            for batch in file.iter_batches(_ROWS, groups, [field], use_threads=False):
-                yield first, size * (first + batch.num_rows) // rows, batch
-                first += batch.num_rows
-
-        yield file.schema_arrow.names, batches()
+def _parquet_batches(path: Path, column: str, start: int) -> Batches:
+    file = load_optional("pyarrow.parquet", str(path), "parquet").ParquetFile(path)
+    _require(column, file.schema_arrow.names, path)
+    size, rows, first = path.stat().st_size, file.metadata.num_rows, 0
+    for group in range(file.num_row_groups):
+        count = file.metadata.row_group(group).num_rows
+        if first + count <= start:
+            first += count
+            continue
+        for batch in file.iter_batches(_ROWS, [group], [column], use_threads=False):
+            yield first, size * first // rows, batch
+            first += batch.num_rows
 
 
-@contextmanager
-def _arrow_batches(path: Path, field: str, start: int) -> Iterator[Batches]:
-    library, ipc = (load_optional(one, str(path), "parquet") for one in ("pyarrow", "pyarrow.ipc"))
+def _arrow_batches(path: Path, column: str, start: int) -> Batches:
+    library, ipc = (
+        load_optional(name, str(path), "parquet") for name in ("pyarrow", "pyarrow.ipc")
+    )
     with library.memory_map(str(path)) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
+        _require(column, reader.schema.names, path)
+        first = 0
         whole = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-
-        def batches() -> Iterator[tuple[int, int, Any]]:
-            first = 0
-            for batch in whole:
-                if first + batch.num_rows > start:
-                    for at in range(0, batch.num_rows, _ROWS):
-                        yield first + at, source.tell(), batch.slice(at, _ROWS)
-                first += batch.num_rows
-
-        yield reader.schema.names, batches()
+        for batch in whole:
+            for row in range(0, batch.num_rows, _ROWS) if first + batch.num_rows > start else ():
+                yield first + row, source.tell(), batch.slice(row, _ROWS)
+            first += batch.num_rows
 
 
-def _checked(value: object, field: str, where: str) -> Iterator[Document]:
+def _require(column: str, names: Sequence[str], path: Path) -> None:
+    if column not in names:
+        raise DataError(
+            f"{path} has no column {column!r}, only {', '.join(names)}: name one of them with "
+            "--field."
+        )
+
+
+def _text_of(value: object, field: str, where: str) -> bytes:
+    """UTF-8 of a value; empty where there is none. Raises DataError if it is no text."""
     if isinstance(value, bytes):  # Parquet of Impala and ClickHouse does not mark text as such
         try:
             value = value.decode()
@@ -494,4 +335,39 @@ def _checked(value: object, field: str, where: str) -> Iterator[Document]:
             "another field with --field."
         )
     # JSON can hold half of a surrogate pair, which UTF-8 can't.
-    return iter([Document(value.encode(errors="replace"))] if value else [])
+    return (value or "").encode(errors="replace")
+
+
+# Tokens
+
+
+def _read_tokens(path: Path, end: int | None, start: int, is_within: bool) -> Iterator[Document]:
+    """Documents of llm.c's files, or of nanoGPT's, which have no header, without the token ``end``
+    between them; some are empty. One of more than a million tokens comes in parts and passes for no
+    copy of another."""
+    first = np.fromfile(path, "<i4", 1)
+    kind = _TOKENS_OF_MAGIC.get(int(first[0]) if first.size else 0)
+    header, kind = (_HEADER_BYTES, kind) if kind else (0, "<u2")
+    count = (path.stat().st_size - header) // int(kind[-1])
+    while start < count:
+        offset = header + start * int(kind[-1])
+        block = np.fromfile(path, kind, PART_BYTES, offset=offset)
+        ends = np.flatnonzero(block == end) if end is not None else block[:0]
+        if not is_within and len(ends) and not ends[0]:
+            ends = ends[1:]  # it stands before this document
+        is_last = start + len(block) >= count
+        texts = np.split(block, ends)
+        if len(ends) and not is_last:
+            texts.pop()  # the next block begins with it
+        for text in texts:
+            begins, is_whole = not is_within, is_last or len(ends) > 0
+            key = b"" if begins and is_whole else f"{path.name}:{start}".encode()
+            start += len(text)
+            text = text[1:] if begins and len(text) and text[0] == end else text
+            data = text.astype("<u4").tobytes()
+            yield Document(
+                *(data, sha256(key or data).digest(), len(data), start),
+                *(offset, begins, is_whole),
+                is_tokens=True,
+            )
+            is_within = not is_whole

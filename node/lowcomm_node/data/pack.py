@@ -10,8 +10,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from lowcomm_node.errors import ConfigError, DataError
-from lowcomm_node.storage.files import WRITING, disk_full_error, read_small, sync, write_atomic
+from lowcomm_node.storage.files import read_small, sync, write_atomic
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import Identity, verify
 from lowcomm_protocol.spec.document import encode, expected_in_words
@@ -42,14 +41,11 @@ MASKED = 1 << 31
 """Bit of a token of 4 bytes that is read, but not learned."""
 MOST_PIECES = 16 * 64
 """Pieces of a text below 16 GiB, about: 16 for each of 64 peers."""
-LARGEST_END = 16 << 20
-"""Tokens held out at most where no document is."""
 MAX_DESCRIPTION_BYTES = 64 * 1024
 _PURPOSE = "pack"
-_SPLITS = ("train", "held_out")
 Count = Annotated[int, Field(ge=0, le=1 << 50)]
-Show = Callable[[int, int], None]
-"""Takes bytes done, and bytes in all."""
+Show = Callable[[int, int, int], None]
+"""Takes bytes done, bytes in all, and tokens made of them."""
 
 
 class PackTokenizer(Settings):
@@ -88,7 +84,7 @@ class Pack:
     path: Path
     description: PackDescription
     maker: str
-    """Peer id of the signer."""
+    """Peer id of the signer; empty: a private pack."""
     digests: bytes = field(repr=False)
     """SHA-256 of each piece, one after another."""
 
@@ -112,14 +108,15 @@ class Pack:
         for piece, digest in enumerate(_digests_of(self.path, size, self.text.piece_count)):
             if digest != self.digests[piece * DIGEST_BYTES : (piece + 1) * DIGEST_BYTES]:
                 return piece
-            show((piece + 1) * size, self.text.size)
+            show((piece + 1) * size, self.text.size, (piece + 1) * self.text.piece_tokens)
         return None
 
 
-def read_pack(path: Path) -> Pack:
+def read_pack(path: Path, is_private: bool = False) -> Pack:
     """Open a pack: its sizes, list of digests and signature are checked, its pieces are not.
     Raises DataError."""
-    description, maker = read_description(read_small(_beside(path, ".json"), MAX_DESCRIPTION_BYTES))
+    data = read_small(_beside(path, ".json"), MAX_DESCRIPTION_BYTES)
+    description, maker = read_description(data, is_private)
     text = description.text
     digests = read_small(_beside(path, ".pieces"), text.piece_count * DIGEST_BYTES)
     if sha256(digests).hexdigest() != text.pieces:
@@ -146,15 +143,19 @@ def find_packs(path: Path) -> list[Pack]:
     return [read_pack(pack) for pack in packs]
 
 
-def read_description(data: bytes) -> tuple[PackDescription, str]:
-    """The description, and the peer id of its signer. Raises DataError."""
+def read_description(data: bytes, is_private: bool = False) -> tuple[PackDescription, str]:
+    """The description, and the peer id of its signer; none signs a private one. Raises
+    DataError."""
     try:
         envelope = json.loads(data)
         content, maker = envelope["description"], str(envelope["maker"])
         document = encode(content)
         signature = bytes.fromhex(envelope["signature"])
         description = PackDescription.model_validate_json(document)
-        verify(maker, _PURPOSE, document, signature)
+        if is_private and signature != sha256(document).digest():
+            raise ValueError
+        if not is_private:
+            verify(maker, _PURPOSE, document, signature)
     except SignatureError as error:
         raise DataError(f"The description of a pack: {error} Copy it again.") from None
     except ValidationError as error:
@@ -172,33 +173,6 @@ def read_description(data: bytes) -> tuple[PackDescription, str]:
     return description, maker
 
 
-def write_pack(
-    path: Path,
-    train: Iterable[NDArray[Any]],
-    held_out: Iterable[NDArray[Any]],
-    maker: Identity,
-    tokenizer: PackTokenizer | None = None,
-    *,
-    piece_bytes: int | None = None,
-    masked: bool = False,
-    **facts: Any,
-) -> Pack:
-    """Write documents of tokens, which end with their separator, as a pack.
-
-    ``facts``: other fields of `PackDescription`. Raises DataError if a split is empty, DiskFull.
-    """
-    tokenizer = tokenizer or PackTokenizer(end_token=0)
-    folder = Path(tempfile.mkdtemp(prefix=WRITING, dir=path.parent))
-    try:
-        for split, documents in zip(_SPLITS, (train, held_out), strict=True):
-            with disk_full_error(folder), (folder / split).open("wb") as file:
-                for document in documents:
-                    file.write(document.astype(token_type(tokenizer.vocab, masked)).tobytes())
-        return seal(path, folder, maker, tokenizer, piece_bytes, masked, facts)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def token_type(vocab: int, masked: bool) -> np.dtype[Any]:
     """Type of the tokens of a pack."""
     return np.dtype("<u4" if masked or vocab > 1 << 16 else "<u2")
@@ -207,48 +181,37 @@ def token_type(vocab: int, masked: bool) -> np.dtype[Any]:
 def seal(
     path: Path,
     folder: Path,
-    maker: Identity,
+    sizes: tuple[int, int],
+    maker: Identity | None,
     tokenizer: PackTokenizer,
     piece_bytes: int | None,
     masked: bool,
     facts: Mapping[str, Any],
     show: Show = lambda *_: None,
 ) -> Pack:
-    """Make a pack of the files ``train`` and ``held_out`` in a folder, which hold tokens alone.
+    """Make a pack of the files ``train`` and ``held_out`` in a folder, whose first ``sizes`` bytes
+    are its tokens.
 
-    May be called again after a crash, with the folder as it is. Raises DataError if a split is
-    empty, or would be too large; DiskFull.
+    May be called again after a crash, with the folder as it is. Raises DataError if it would be too
+    large, DiskFull.
     """
-    width = token_type(tokenizer.vocab, masked).itemsize
-    data, rest, end_of_text = (folder / name for name in (*_SPLITS, "end"))
-    # Each file keeps whether it is empty, so that a later call decides alike.
-    if not data.stat().st_size:  # all documents are held out
-        data, rest = rest, end_of_text
-    elif not rest.stat().st_size:
-        rest = end_of_text
-    sizes = folder / "sizes"  # of both splits, before they are padded
-    if not sizes.exists():
-        moved = _hold_out_end(data, rest, width) if rest == end_of_text else 0
-        split = [data.stat().st_size - moved, rest.stat().st_size]
-        write_atomic(sizes, json.dumps(split).encode())
-    train_bytes, held_out_bytes = json.loads(sizes.read_bytes())
-    if not (train_bytes and held_out_bytes):
-        raise DataError(f"{path.name} would have too little text to hold any out: give it more.")
-    piece_bytes = piece_bytes or piece_bytes_of(train_bytes + held_out_bytes)
-    with disk_full_error(folder):
-        start = -(-train_bytes // piece_bytes) * piece_bytes
-        end = start + -(-held_out_bytes // piece_bytes) * piece_bytes
-        with data.open("r+b") as file, rest.open("rb") as source:
-            file.truncate(train_bytes)
-            file.truncate(start)
-            file.seek(start)
-            shutil.copyfileobj(source, file, PIECE_BYTES)
-            file.truncate(end)
-        sync(data)
+    width, data = token_type(tokenizer.vocab, masked).itemsize, folder / "train"
+    train_bytes, held_out_bytes = sizes
+    piece_bytes = piece_bytes or piece_bytes_of(sum(sizes))
+    start = -(-train_bytes // piece_bytes) * piece_bytes
+    end = start + -(-held_out_bytes // piece_bytes) * piece_bytes
+    with data.open("r+b") as file, (folder / "held_out").open("rb") as held_out:
+        file.truncate(train_bytes)
+        file.truncate(start)
+        file.seek(start)
+        shutil.copyfileobj(held_out, file, PIECE_BYTES)
+        file.truncate(end)
+    sync(data)
     digests = bytearray()
     for digest in _digests_of(data, piece_bytes, end // piece_bytes):
         digests += digest
-        show(len(digests) // DIGEST_BYTES * piece_bytes, end)
+        done = len(digests) // DIGEST_BYTES * piece_bytes
+        show(done, end, done // width)
     try:
         text = PackedText(
             name=_name_of(path),
@@ -267,17 +230,7 @@ def seal(
     write_atomic(_beside(path, ".json"), write_description(description, maker))
     data.replace(path)
     sync(path.parent)
-    return Pack(path, description, maker.peer_id, bytes(digests))
-
-
-def _hold_out_end(data: Path, rest: Path, width: int) -> int:
-    """Copy the last hundredth of the tokens where no document was held out; returns its bytes."""
-    tokens = data.stat().st_size // width
-    size = min(LARGEST_END, (tokens + 99) // 100) * width
-    with data.open("rb") as file:
-        file.seek(-size, os.SEEK_END)
-        rest.write_bytes(file.read(size))
-    return size
+    return Pack(path, description, maker.peer_id if maker else "", bytes(digests))
 
 
 def piece_bytes_of(size: int) -> int:
@@ -286,11 +239,13 @@ def piece_bytes_of(size: int) -> int:
     return max(SMALLEST_PIECE, min(PIECE_BYTES, largest))
 
 
-def write_description(description: PackDescription, maker: Identity) -> bytes:
-    """The signed description, for people and `read_description`."""
+def write_description(description: PackDescription, maker: Identity | None) -> bytes:
+    """The signed description, for people and `read_description`. A private one has a digest in
+    place of a signature, so that nobody else takes it."""
     content = description.model_dump(mode="json")
-    signature = maker.sign(_PURPOSE, encode(content)).hex()
-    whole = {"description": content, "maker": maker.peer_id, "signature": signature}
+    document, peer_id = encode(content), maker.peer_id if maker else ""
+    signature = maker.sign(_PURPOSE, document) if maker else sha256(document).digest()
+    whole = {"description": content, "maker": peer_id, "signature": signature.hex()}
     return json.dumps(whole, indent=1, ensure_ascii=False).encode() + b"\n"
 
 

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lowcomm_node.data.local import Split
 from lowcomm_node.data.pack import MASKED
-from lowcomm_node.data.shards import Split
 from lowcomm_node.data.stream import IGNORED, TrainStream
 from lowcomm_node.errors import DataError
 from lowcomm_protocol.reading import Deal

@@ -1,10 +1,10 @@
-"""Packing: documents of the owner's files become a pack, once, whatever interrupts it.
+"""Packing: documents become a pack, once, whatever interrupts it.
 
 .OUT.pack.packing/
   train, held_out   tokens so far, without padding
   journal           SQLite: how far all of that is, and 8 bytes of the digest of each document
 
-The journal takes some 14 bytes of disk a document, and 64 MiB of memory however many there are.
+The journal takes some 20 bytes of disk a document, and 64 MiB of memory however many there are.
 Both files are cut to its sizes before packing goes on, so a kill loses a second of work.
 """
 
@@ -17,61 +17,100 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lowcomm_node.data import documents, shards
-from lowcomm_node.data.chat import ChatTemplate, encode_chat
-from lowcomm_node.data.documents import ARROW, JSONL, PARQUET, TEXT, TOKENS, Document, ReadProgress
+from lowcomm_node.data.chat import encode_chat
+from lowcomm_node.data.documents import Document, ReadOptions, SourceFile, TextFiles
 from lowcomm_node.data.pack import Pack, PackTokenizer, Show, seal, token_type
+from lowcomm_node.data.sources import TEXT, expanded, find_files
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, check_of
 from lowcomm_node.errors import ConfigError, DataError, DiskFull
 from lowcomm_node.storage.files import disk_full_error, folder_lock
 from lowcomm_protocol.identity import Identity
 
-FORMAT = 1
+FORMAT = 2
 SAVE_SECONDS = 1.0
 """Work that a kill loses, beside that of the batches in hand."""
+BATCH_BYTES = (256 << 10) * (os.cpu_count() or 1)
+"""Bytes of text that are tokenized at once: about a second."""
 IN_HAND = 3
 """Batches that are read or tokenized at a time."""
 SMALLEST_SHARE, LARGEST_SHARE, HELD_OUT_BYTES = 1 / 1000, 1 / 20, 8 << 20
 """Share of the documents that is held out: as many as make these bytes, within these bounds."""
-_HELD_OUT_FILE = re.compile(r"(^|[^a-z])(test|val|valid|validation)([^a-z]|$)")
+LARGEST_END = 16 << 20
+"""Tokens held out at most where no document is."""
+_SPLIT = re.compile(r"(^|[^a-z])(test|val|valid|validation)([^a-z]|$)")
+_LINE_END = b"\n"
+_COUNTED = ("documents", "held_out_documents", "duplicates")
 _TABLES = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
 PRAGMA cache_size = -65536;
-CREATE TABLE IF NOT EXISTS seen (key INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS seen (key INTEGER PRIMARY KEY, number INTEGER);
 CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, content TEXT);
 """
 
 
+class TextSource(Protocol):
+    """Documents, always in the same order."""
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        ...
+
+    def fingerprint(self) -> object:
+        """Plain JSON that changes when the text does."""
+        ...
+
+    def documents(
+        self, file: int = 0, place: int = 0, is_within: bool = False
+    ) -> Iterator[tuple[int, Document]]:
+        """Documents from a place of a file on, with the numbers of their files; ``is_within``:
+        whether the place is within a document. Raises ConfigError, DataError."""
+        ...
+
+
 @dataclass(frozen=True)
-class SourceFile:
-    """A file to pack."""
+class SharedText(TextFiles):
+    """The files of sources that become a pack for others."""
 
-    kind: str
-    path: Path
-    held_out: bool
-    """Whether its name, or its folder's in a dataset, says that it is a split for evaluation."""
+    def documents(
+        self, file: int = 0, place: int = 0, is_within: bool = False
+    ) -> Iterator[tuple[int, Document]]:
+        """As TextSource has it; documents that their hash chooses are held out, unless the text has
+        a split for evaluation."""
+        share = min(LARGEST_SHARE, max(SMALLEST_SHARE, HELD_OUT_BYTES / max(1, self.size)))
+        below = 0 if any(source.is_split for source in self.files) else int(share * (1 << 64))
+        is_first = not (file or place)  # which may be the only document
+        for number, document in super().documents(file, place, is_within):
+            is_chosen = int.from_bytes(document.key[:8]) < below and not is_first
+            yield number, replace(document, held_out=is_chosen or self.files[number].is_split)
+            is_first = False
 
 
-@dataclass(frozen=True)
-class PackingOptions:
-    """What makes a pack, beside its files."""
-
-    tokenizer: Tokenizer
-    column: str = "text"
-    separator: str = ""
-    """Text between the documents of a text file; empty: a file is a document."""
-    chat: ChatTemplate | None = None
-    """Reads the column as conversations, of which answers alone are learned; needs a file's
-    tokenizer."""
+def find_text(sources: Sequence[str], options: ReadOptions) -> SharedText:
+    """The files of the owner's sources, those of a split for evaluation first, so that what they
+    hold is left out of the others. Raises ConfigError."""
+    files: list[SourceFile] = []
+    for source in sources:
+        kind, paths = find_files(source)
+        root = expanded(source.removeprefix(f"{kind}:"))
+        for path in paths:
+            inside = path.relative_to(root).as_posix() if root.is_dir() else path.name
+            is_split = kind != TEXT and _SPLIT.search(inside.lower()) is not None
+            files.append(SourceFile(kind, path, is_split))
+    if all(file.is_split for file in files):
+        files = [replace(file, is_split=False) for file in files]
+    return SharedText(tuple(sorted(files, key=lambda file: not file.is_split)), options)
 
 
 @dataclass(frozen=True)
@@ -80,9 +119,9 @@ class PackingState:
 
     file: int = 0
     place: int = 0
-    """Offset in that file to resume from."""
-    continues: bool = False
-    """Whether the document before that place goes on behind it."""
+    """Offset in that file to go on from."""
+    is_within: bool = False
+    """Whether that place is within a document."""
     held_out: bool = False
     """Whether that document is held out."""
     train_bytes: int = 0
@@ -90,72 +129,48 @@ class PackingState:
     documents: int = 0
     held_out_documents: int = 0
     duplicates: int = 0
+    is_whole: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Batch:
-    kind: str
-    continues: bool
-    """Whether its first document began in an earlier batch."""
+    documents: list[Document]
     after: PackingState
     """How far packing is with it; the sizes are those before."""
-    texts: list[Document] = field(default_factory=list[Document])
-    keys: list[int] = field(default_factory=list[int])
-    size: int = 0
-
-
-def find_sources(names: Sequence[str]) -> list[SourceFile]:
-    """The files of the owner's sources, those of an evaluation split first, so that what they hold
-    is left out of the others. Raises ConfigError."""
-    sources: list[SourceFile] = []
-    for name in names:
-        wanted, path = documents.kind_and_path(name)
-        files: Sequence[Path] = documents.find_files(path)
-        if files and all(file.suffix == ".bin" for file in files):
-            kind = TOKENS
-        else:
-            kind, files = documents.choose(path, wanted)
-        if not files:
-            raise ConfigError(f"{name} names no {kind} file: check the path.")
-        root = documents.expanded(path)
-        for file in files:
-            inside = file.relative_to(root).as_posix() if root.is_dir() else file.name
-            split = kind != TEXT and _HELD_OUT_FILE.search(inside.lower()) is not None
-            sources.append(SourceFile(kind, file, split))
-    return sorted(sources, key=lambda source: not source.held_out)
 
 
 class Packer:
-    """Packs sources into one file. ``pack`` may be called again, by another process, after a
+    """Packs a text into one file. ``pack`` may be called again, by another process, after a
     crash."""
 
-    def __init__(self, sources: Sequence[SourceFile], path: Path, options: PackingOptions) -> None:
-        """Raises ConfigError."""
+    def __init__(
+        self,
+        text: TextSource,
+        path: Path,
+        tokenizer: Tokenizer,
+        maker: Identity | None,
+        *,
+        is_masked: bool = False,
+    ) -> None:
+        """``maker``: the signer; None makes a private pack, which keeps copies of documents;
+        ``is_masked``: the documents are conversations. Raises ConfigError."""
         if path.exists():
             raise ConfigError(f"{path} exists: name another file, or remove it.")
-        tokenizer = options.tokenizer
         self.folder = path.with_name(f".{path.name}.packing")
-        self._sources, self._path, self._options = sources, path, options
-        self._type = token_type(tokenizer.vocab, masked=options.chat is not None)
-        self._sizes = [source.path.stat().st_size for source in sources]
-        share = min(LARGEST_SHARE, max(SMALLEST_SHARE, HELD_OUT_BYTES / max(1, sum(self._sizes))))
-        # Where a dataset has a split of its own, nothing else is held out.
-        has_split = any(source.held_out for source in sources)
-        self._held_out_below = 0 if has_split else int(share * (1 << 64))
-        self._keys = set[int]()  # of documents in hand, which are not in the journal yet
-        self._read_bytes = 0
+        self._text, self._path, self._tokenizer, self._maker = text, path, tokenizer, maker
+        self._is_masked = is_masked
+        self._type = token_type(tokenizer.vocab, is_masked)
 
     def pack(
         self,
-        maker: Identity,
-        facts: Mapping[str, Any],
+        facts: Mapping[str, Any] | None = None,
         show: Callable[[str], Show] = lambda _: lambda *_: None,
         piece_bytes: int | None = None,
     ) -> Pack:
         """Read, tokenize, hash; ``facts``: licence and words of the description. Raises
         ConfigError, DataError, DiskFull."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        tokenizer, is_masked = self._options.tokenizer, self._options.chat is not None
+        tokenizer = self._tokenizer
         is_file = isinstance(tokenizer, FileTokenizer)
         named = PackTokenizer(
             name=cast("Any", "local" if is_file else tokenizer.name),
@@ -164,160 +179,154 @@ class Packer:
             begin_tokens=tokenizer.begins,
             end_token=tokenizer.separator,
         )
+        begun = [FORMAT, self._text.fingerprint(), tokenizer.name, tokenizer.vocab]
+        fingerprint = sha256(json.dumps([*begun, check_of(tokenizer)]).encode()).hexdigest()
         with folder_lock(self.folder, wait=False) as is_ours, disk_full_error(self.folder):
             if not is_ours:
                 raise ConfigError(f"{self.folder} is in use: another process packs {self._path}.")
-            with _Journal(self.folder / "journal", self._fingerprint()) as journal:
-                state = self._tokenize(journal, show("packing"))
-            counted = ("documents", "held_out_documents", "duplicates")
-            facts = {**facts, **{name: getattr(state, name) for name in counted}}
+            with _Journal(self.folder / "journal", fingerprint) as journal:
+                state = journal.state
+                if not state.is_whole:
+                    state = self._tokenize(journal, show("packing"))
+            if not (state.train_bytes and state.held_out_bytes):
+                raise DataError(
+                    f"{self._path.name} would have too little text to hold any of it out: give it "
+                    "at least two documents."
+                )
+            facts = {**(facts or {}), **{name: getattr(state, name) for name in _COUNTED}}
+            sizes = state.train_bytes, state.held_out_bytes
             pack = seal(
-                *(self._path, self.folder, maker, named, piece_bytes, is_masked),
-                facts,
-                show("hashing"),
+                *(self._path, self.folder, sizes, self._maker, named, piece_bytes),
+                *(self._is_masked, facts, show("hashing")),
             )
         shutil.rmtree(self.folder, ignore_errors=True)
         return pack
 
-    def _fingerprint(self) -> str:
-        """Changes when sources or options do."""
-        options = self._options
-        tokenizer = options.tokenizer
-        stats = [
-            (source.kind, str(source.path), source.held_out, size, source.path.stat().st_mtime_ns)
-            for source, size in zip(self._sources, self._sizes, strict=True)
-        ]
-        parts = [FORMAT, stats, options.column, options.separator, tokenizer.name, tokenizer.vocab]
-        parts += [check_of(tokenizer), options.chat.source if options.chat else ""]
-        return sha256(json.dumps(parts).encode()).hexdigest()
-
     def _tokenize(self, journal: "_Journal", show: Show) -> PackingState:
         """Read and tokenize what is left, and return how far all of it is."""
-        state, total = journal.state, sum(self._sizes)
-        if journal.is_whole:
-            return state
-        saved, keys = monotonic(), list[int]()
+        state, saved, width = journal.state, monotonic(), self._type.itemsize
         with (
             _opened(self.folder / "train", state.train_bytes) as train,
             _opened(self.folder / "held_out", state.held_out_bytes) as held_out,
-            ThreadPoolExecutor(IN_HAND - 1) as pool,
         ):
 
-            def save(is_whole: bool) -> None:
+            def save() -> None:
                 for file in (train, held_out):
                     file.flush()
                     os.fsync(file.fileno())
-                journal.save(state, keys, is_whole)
-                self._keys.difference_update(keys)
-                keys.clear()
+                journal.save(state)
 
-            in_hand = deque[tuple[_Batch, Future[tuple[bytes, bytes]]]]()
-            batches = self._batches(state, journal)
-            while True:
-                batch = next(batches, None)
-                if batch is not None:
-                    in_hand.append((batch, pool.submit(self._encode, batch)))
-                if not in_hand:
-                    break
-                if batch is not None and len(in_hand) < IN_HAND:
-                    continue
-                written, future = in_hand.popleft()
-                sizes = [state.train_bytes, state.held_out_bytes]
-                for place, data in enumerate(future.result()):
-                    sizes[place] += (train, held_out)[place].write(data)
-                state = replace(written.after, train_bytes=sizes[0], held_out_bytes=sizes[1])
-                keys += written.keys
-                show(min(self._read_bytes, total), total)
+            for batch, (learned, tested) in self._encoded(self._batches(journal)):
+                state = replace(
+                    batch.after,
+                    train_bytes=state.train_bytes + len(learned),
+                    held_out_bytes=state.held_out_bytes + len(tested),
+                )
+                read = batch.documents[-1].read if batch.documents else self._text.size
+                tokens = (state.train_bytes + state.held_out_bytes) // width
+                show(min(read, self._text.size), self._text.size, tokens)
+                train.write(learned)
+                held_out.write(tested)
                 if monotonic() > saved + SAVE_SECONDS:
-                    save(False)
+                    save()
                     saved = monotonic()
-            save(True)
+            if not state.held_out_bytes:  # the last hundredth of the tokens is
+                train.flush()
+                size = min(LARGEST_END, -(-state.train_bytes // width // 100)) * width
+                with (self.folder / "train").open("rb") as file:
+                    file.seek(state.train_bytes - size)
+                    held_out.write(file.read(size))
+                state = replace(state, train_bytes=state.train_bytes - size, held_out_bytes=size)
+            state = replace(state, is_whole=True)
+            save()
         return state
 
-    def _batches(self, state: PackingState, journal: "_Journal") -> Iterator[_Batch]:
+    def _batches(self, journal: "_Journal") -> Iterator[_Batch]:
         """Documents that are new, several at a time, and how far reading is after each batch."""
-        now, is_dropped = state, False
-        batch: _Batch | None = None
-        for number, document in self._documents(state.file, state.place):
-            kind, is_first = self._sources[number].kind, not (now.continues or is_dropped)
-            key = 0
-            if is_first:
-                if not document.text:
-                    continue
-                key = int.from_bytes((document.key or sha256(document.text).digest())[:8])
-                is_dropped = key in self._keys or journal.knows(key)
-                now = replace(now, duplicates=now.duplicates + is_dropped)
-            if is_dropped:
-                is_dropped = not document.ends
+        state, batch, size = journal.state, list[Document](), 0
+        number, held_out, is_copy = state.file, state.held_out, False
+        counts = {name: getattr(state, name) for name in _COUNTED}
+        for number, document in self._text.documents(state.file, state.place, state.is_within):
+            if document.begins:
+                order, held_out = sum(counts.values()), document.held_out
+                is_copy = self._maker is not None and not journal.is_new(document.key, order)
+                kept = "held_out_documents" if held_out else "documents"
+                counts["duplicates" if is_copy else kept] += 1
+            if is_copy:
                 continue
-            if is_first:
-                self._keys.add(key)
-                held_out = self._sources[number].held_out or key < self._held_out_below
-                counted = "held_out_documents" if held_out else "documents"
-                now = replace(now, held_out=held_out, **{counted: getattr(now, counted) + 1})
-            if batch is not None and batch.kind != kind:
-                yield batch
-                batch = None
-            batch = batch or _Batch(kind, not is_first, now)
-            batch.keys += [key] if is_first else []
-            batch.texts.append(replace(document, held_out=now.held_out))
-            batch.size += len(document.text)
-            now = replace(now, file=number, place=document.place, continues=not document.ends)
-            batch.after = now
-            if batch.size >= shards.BATCH_BYTES:
-                yield batch
-                batch = None
-        # The last batch ends behind the last document, new or not.
-        end = replace(now, file=len(self._sources), place=0)
-        batch = batch or _Batch(TEXT, False, end)
-        batch.after = end
-        yield batch
+            batch.append(document if document.begins else replace(document, held_out=held_out))
+            size += len(document.text)
+            if document.place is not None and size >= BATCH_BYTES:
+                reached = {"file": number, "place": document.place, "is_within": not document.ends}
+                yield _Batch(batch, replace(state, held_out=held_out, **reached, **counts))
+                batch, size = [], 0
+        yield _Batch(batch, replace(state, file=number + 1, place=0, is_within=False, **counts))
 
-    def _documents(self, file: int, place: int) -> Iterator[tuple[int, Document]]:
-        """Documents from a place of a file on, with the numbers of their files."""
-        options, before = self._options, sum(self._sizes[:file])
-        take = options.chat.read if options.chat else None
-        for number, source in enumerate(self._sources[file:], file):
-            reading, files = ReadProgress(), [source.path]
-            if source.kind == TOKENS:
-                found = documents.read_tokens(files, options.tokenizer.separator, reading, place)
-            elif source.kind in (JSONL, PARQUET, ARROW):
-                read = documents.read_jsonl if source.kind == JSONL else documents.read_columns
-                found = read(files, options.column, reading, place, take)
-            elif options.separator:
-                separator = options.separator.encode()
-                found = documents.read_separated(files, separator, reading, place)
-            else:
-                found = documents.read_text(files, reading, place, has_tails=False)
-            for document in found:
-                self._read_bytes = before + reading.done
-                yield number, document
-            before, place = before + self._sizes[number], 0
+    def _encoded(self, batches: Iterator[_Batch]) -> Iterator[tuple[_Batch, tuple[bytes, bytes]]]:
+        """Batches and their tokens in order, several of them in hand."""
+        in_hand = deque[tuple[_Batch, Future[tuple[bytes, bytes]]]]()
+        with ThreadPoolExecutor(IN_HAND - 1) as pool:
+            for batch in batches:
+                in_hand.append((batch, pool.submit(self._encode, batch.documents)))
+                if len(in_hand) == IN_HAND:
+                    batch, future = in_hand.popleft()
+                    yield batch, future.result()
+            for batch, future in in_hand:
+                yield batch, future.result()
 
-    def _encode(self, batch: _Batch) -> tuple[bytes, bytes]:
-        """The tokens of a batch, of training and of held-out text."""
-        tokenizer = self._options.tokenizer
-        if not batch.texts or batch.kind == TOKENS:
-            tokens = [self._checked(document) for document in batch.texts]
-        elif self._options.chat and isinstance(tokenizer, FileTokenizer):
-            tokens = encode_chat(tokenizer, batch.texts, tokenizer.separator)
-        else:
-            tokens = shards.encode(tokenizer, batch.texts, not batch.continues)
+    def _encode(self, documents: Sequence[Document]) -> tuple[bytes, bytes]:
+        """The tokens of documents, of training and of held-out text."""
         splits: tuple[list[bytes], list[bytes]] = ([], [])
-        for document, made in zip(batch.texts, tokens, strict=True):
-            splits[bool(document.held_out)].append(made.astype(self._type).tobytes())
+        for is_tokens, group in groupby(documents, lambda document: document.is_tokens):
+            alike = list(group)
+            if is_tokens:
+                tokens = [_checked(document, self._tokenizer) for document in alike]
+            elif self._is_masked and isinstance(self._tokenizer, FileTokenizer):
+                tokens = encode_chat(self._tokenizer, [document.text for document in alike])
+            else:
+                tokens = _encode_text(self._tokenizer, alike)
+            for document, made in zip(alike, tokens, strict=True):
+                splits[document.held_out].append(made.astype(self._type).tobytes())
         return b"".join(splits[0]), b"".join(splits[1])
 
-    def _checked(self, document: Document) -> Any:
-        """Tokens that were made before. Raises DataError if the tokenizer has no such token."""
-        tokens = np.frombuffer(document.text, "<u4")
-        end, tokenizer = self._options.tokenizer.separator, self._options.tokenizer
-        if len(tokens) and int(tokens.max()) >= tokenizer.vocab:
+
+def _checked(document: Document, tokenizer: Tokenizer) -> NDArray[Any]:
+    """Tokens that were made before. Raises DataError if the tokenizer has no such token."""
+    tokens, end = np.frombuffer(document.text, "<u4"), tokenizer.separator
+    if len(tokens) and int(tokens.max()) >= tokenizer.vocab:
+        raise DataError(
+            f"{document.file} holds token {tokens.max()}, and {tokenizer.file} has "
+            f"{tokenizer.vocab}: name the tokenizer that it was made with by --tokenizer."
+        )
+    return np.append(tokens, np.uint32(end)) if document.ends and end is not None else tokens
+
+
+def _encode_text(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[NDArray[Any]]:
+    """The tokens of documents, with those around each. A later part of a text is encoded behind a
+    line end, as many tokenizers put a blank before a beginning. Raises DataError."""
+    for document in documents if isinstance(tokenizer, FileTokenizer) else ():
+        try:
+            document.text.decode()
+        except UnicodeDecodeError as error:
             raise DataError(
-                f"{document.file} holds token {tokens.max()}, and {tokenizer.file} has "
-                f"{tokenizer.vocab}: name the tokenizer that it was made with by --tokenizer."
-            )
-        return np.append(tokens, np.uint32(end)) if document.ends and end is not None else tokens
+                f"{document.file} is not UTF-8 (byte 0x{document.text[error.start]:02x}): convert "
+                "it, such as by `iconv -f WINDOWS-1252 -t UTF-8`, or remove it."
+            ) from None
+    encoded = tokenizer.encode_all(
+        [(b"" if document.begins else _LINE_END) + document.text for document in documents]
+    )
+    line_end = [] if all(document.begins for document in documents) else tokenizer.encode(_LINE_END)
+    none = np.array([], np.uint32)
+    before = np.array(tokenizer.begins, np.uint32)
+    after = none if tokenizer.separator is None else np.array([tokenizer.separator], np.uint32)
+    whole: list[NDArray[Any]] = []
+    for document, tokens in zip(documents, encoded, strict=True):
+        if not document.begins:
+            is_whole = np.array_equal(tokens[: len(line_end)], line_end)
+            tokens = tokens[len(line_end) :] if is_whole else tokenizer.encode(document.text)
+        parts = [before if document.begins else none, tokens, after if document.ends else none]
+        whole.append(np.concatenate(parts))
+    return whole
 
 
 def _opened(path: Path, size: int) -> BinaryIO:
@@ -333,7 +342,7 @@ class _Journal:
     def __init__(self, path: Path, fingerprint: str) -> None:
         """Raises ConfigError if it is of other sources or options, or damaged."""
         self._database = sqlite3.connect(path)
-        self._path = path
+        self._path, self._fingerprint = path, fingerprint
         with self._explained():
             self._database.executescript(_TABLES)
             row = self._database.execute("SELECT content FROM state").fetchone()
@@ -344,8 +353,6 @@ class _Journal:
                 f"{path.parent} was begun with other files or options: give the same again, or "
                 "remove that folder."
             )
-        self._fingerprint = fingerprint
-        self.is_whole: bool = content.pop("whole", False)
         self.state = PackingState(**content)
 
     def __enter__(self) -> "_Journal":
@@ -354,22 +361,22 @@ class _Journal:
     def __exit__(self, *_: object) -> None:
         self._database.close()
 
-    def knows(self, key: int) -> bool:
-        """Whether a document of this key was packed."""
+    def is_new(self, key: bytes, number: int) -> bool:
+        """Whether no document before that of this number has the key. What was read and not packed
+        before a crash is read again, with the same numbers."""
+        short = int.from_bytes(key[:8], signed=True)
         with self._explained():
-            found = self._database.execute("SELECT 1 FROM seen WHERE key = ?", (_signed(key),))
-            return found.fetchone() is not None
+            insert = "INSERT OR IGNORE INTO seen VALUES (?, ?)"
+            if self._database.execute(insert, (short, number)).rowcount:
+                return True
+            row = self._database.execute("SELECT number FROM seen WHERE key = ?", (short,))
+            return row.fetchone()[0] == number
 
-    def save(self, state: PackingState, keys: Sequence[int], is_whole: bool) -> None:
-        """Note how far packing is, and the keys of documents packed since."""
-        content = {**asdict(state), "fingerprint": self._fingerprint, "whole": is_whole}
+    def save(self, state: PackingState) -> None:
+        """Note how far packing is, and the keys of documents read since."""
+        content = json.dumps({**asdict(state), "fingerprint": self._fingerprint})
         with self._explained(), self._database:
-            self._database.executemany(
-                "INSERT OR IGNORE INTO seen VALUES (?)", ((_signed(key),) for key in keys)
-            )
-            self._database.execute(
-                "INSERT OR REPLACE INTO state VALUES (0, ?)", (json.dumps(content),)
-            )
+            self._database.execute("INSERT OR REPLACE INTO state VALUES (0, ?)", (content,))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -384,8 +391,3 @@ class _Journal:
             raise ConfigError(
                 f"{self._path} is damaged ({error}): remove its folder to begin again."
             ) from None
-
-
-def _signed(key: int) -> int:
-    """A key as SQLite has integers."""
-    return key - (1 << 63)

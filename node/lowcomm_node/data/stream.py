@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lowcomm_node.data.shards import Split
+from lowcomm_node.data.local import Split
 from lowcomm_node.errors import DataError
 from lowcomm_protocol.spec.sections import TextPiece
 

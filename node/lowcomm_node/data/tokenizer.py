@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowcomm_node.data.documents import expanded
+from lowcomm_node.data.sources import expanded
 from lowcomm_node.data.stories import NAME as STORIES
 from lowcomm_node.data.stories import PIECES, words
 from lowcomm_node.data.trial import CHECKED

@@ -84,7 +84,7 @@ def alone(folder: Path, patience: float = PATIENCE) -> Iterator[bool]:
 def _toy(sync: SyncSettings, name: str) -> Replica:
     whole = sync.model_copy(update={"fragments": 1})
     spec = RunSpec(run=RunSettings(name="toy"), model=TOY, sync=whole)
-    tokens = Split((np.zeros(TOY.context + 1, dtype=np.uint16),), TOY.vocab)
+    tokens = Split(np.zeros(TOY.context + 1, dtype=np.uint16), TOY.vocab)
     text = Dataset("toy", open_tokenizer("bytes"), tokens, tokens)
     return Replica(spec, name, text, torch.device("cpu"))
 

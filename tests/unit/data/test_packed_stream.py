@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from lowcomm_node.data.pack import MASKED, Pack, PackTokenizer, write_pack
+from helpers.packs import write_pack
+from lowcomm_node.data.pack import MASKED, Pack, PackTokenizer
 from lowcomm_node.data.packed import PackedHeldOut, PackedStream, PackedTraining, PartFile
 from lowcomm_node.data.stream import IGNORED, held_out_windows
 from lowcomm_node.errors import DataError
-from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.reading import Deal
 from lowcomm_protocol.spec.sections import TextPiece
 
@@ -27,9 +27,7 @@ def pack_of(folder: Path, name: str, pieces: int, *, first: int = 0, masked: boo
     if masked:
         tokens[::3] |= MASKED
     documents = [tokens], [first + np.arange(3 * CONTEXT + 5)]
-    return write_pack(
-        folder / f"{name}.pack", *documents, Identity(bytes(32)), TOKENIZER, masked=masked
-    )
+    return write_pack(folder / f"{name}.pack", *documents, TOKENIZER, masked=masked)
 
 
 def parts_of(*packs: Pack) -> PackedTraining:

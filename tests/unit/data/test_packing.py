@@ -18,10 +18,11 @@ import pytest
 import zstandard
 
 from helpers.hub_tokenizers import write_tokenizer
-from lowcomm_node.data import packing, shards
+from lowcomm_node.data import documents, packing
 from lowcomm_node.data.chat import ChatTemplate
+from lowcomm_node.data.documents import ReadOptions
 from lowcomm_node.data.pack import MASKED, Pack, read_pack
-from lowcomm_node.data.packing import Packer, PackingOptions, find_sources
+from lowcomm_node.data.packing import Packer, find_text
 from lowcomm_node.data.tokenizer import BytesTokenizer, FileTokenizer, Tokenizer
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_protocol.identity import Identity
@@ -43,8 +44,9 @@ def pack(
     chat: ChatTemplate | None = None,
     **options: Any,
 ) -> Pack:
-    given = PackingOptions(tokenizer or BytesTokenizer(), chat=chat, **options)
-    return Packer(find_sources([*map(str, sources)]), out, given).pack(MAKER, {})
+    tokenizer = tokenizer or BytesTokenizer()
+    text = find_text([*map(str, sources)], ReadOptions(end_token=0, chat=chat, **options))
+    return Packer(text, out, tokenizer, MAKER, is_masked=chat is not None).pack()
 
 
 def split_of(pack: Pack, held_out: bool = False, end: int = 0) -> list[bytes]:
@@ -144,7 +146,7 @@ def test_copies_are_dropped_and_none_of_held_out_text_is_trained_on(tmp_path: Pa
 def test_copies_of_a_long_text_are_found_before_any_of_it_is_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing.documents, "PART_BYTES", 50_000)
+    monkeypatch.setattr(documents, "PART_BYTES", 50_000)
     long = "\n".join(stories(1000))
     (tmp_path / "texts").mkdir()
     for name, text in (("a", long), ("b", long), ("c", long + "!"), ("d", "short")):
@@ -169,13 +171,13 @@ def test_packing_goes_on_where_it_was_interrupted(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "SAVE_SECONDS", -1.0)
-    monkeypatch.setattr(shards, "BATCH_BYTES", 3000)
+    monkeypatch.setattr(packing, "BATCH_BYTES", 3000)
     files = write_kinds(tmp_path, stories() + stories(40))
     files["long"] = tmp_path / "long.txt"
     files["long"].write_text("\n".join(stories(20_000)))
     options: dict[str, Any] = {"separator": "" if kind == "long" else SEPARATOR}
     if kind == "long":
-        monkeypatch.setattr(packing.documents, "PART_BYTES", 50_000)
+        monkeypatch.setattr(documents, "PART_BYTES", 50_000)
     whole = pack([files[kind]], tmp_path / "whole.pack", **options)
     encode: Callable[..., Any] = packing.Packer._encode
     attempts = 0
@@ -219,19 +221,20 @@ KILLED = """
 import os
 import sys
 from pathlib import Path
-from lowcomm_node.data import packing, shards
+from lowcomm_node.data import documents, packing
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_protocol.identity import Identity
-packing.SAVE_SECONDS, shards.BATCH_BYTES = -1.0, 2000
+packing.SAVE_SECONDS, packing.BATCH_BYTES = -1.0, 2000
 encode = packing.Packer._encode
-def counted(self, batch):
-    os.write(1, f"{batch.size}\\n".encode())  # whole lines, of any thread
+def counted(self, read):
+    size = sum(len(document.text) for document in read)
+    os.write(1, f"{size}\\n".encode())  # whole lines, of any thread
     sys.stdin.readline()
-    return encode(self, batch)
+    return encode(self, read)
 packing.Packer._encode = counted
 source, out = sys.argv[1:]
-options = packing.PackingOptions(BytesTokenizer())
-packing.Packer(packing.find_sources([source]), Path(out), options).pack(Identity(bytes(32)), {})
+text = packing.find_text([source], documents.ReadOptions())
+packing.Packer(text, Path(out), BytesTokenizer(), Identity(bytes(32))).pack()
 """
 
 
@@ -252,6 +255,7 @@ def test_ten_kills_cost_a_twentieth_of_the_work(tmp_path: Path) -> None:
                 elif left > 0:
                     process.stdin.write("\n")
                     process.stdin.flush()
+        assert process.returncode in (0, -signal.SIGKILL)
         kills += process.returncode == -signal.SIGKILL
     whole = pack([tmp_path / "a.jsonl"], tmp_path / "b.pack")
     assert read_pack(out).text.pieces == whole.text.pieces
@@ -336,7 +340,7 @@ def test_a_template_that_forgets_thoughts_makes_a_document_of_each_answer(tmp_pa
 )
 def test_a_template_can_leave_its_sandbox_by_no_way(template: str) -> None:
     with pytest.raises(DataError, match="line 7: the chat template refuses"):
-        list(ChatTemplate(template, {}).read(TALK, "messages", "line 7"))
+        ChatTemplate(template, {}).read(TALK, "messages", "line 7")
 
 
 def test_a_template_with_marks_of_transformers_is_read() -> None:
@@ -344,7 +348,7 @@ def test_a_template_with_marks_of_transformers_is_read() -> None:
         "{{ m.content }}", "{%- generation -%}{{ m.content }}{% endgeneration %}"
     )
     read = [
-        [json.loads(document.text) for document in ChatTemplate(text, {}).read(TALK, "a", "b")]
+        [json.loads(talk) for talk in ChatTemplate(text, {}).read(TALK, "a", "b")]
         for text in (TEMPLATE, marked)
     ]
     assert read[0] == read[1] and len(read[0][0][1]) == 2

@@ -43,7 +43,7 @@ def spec_of(kind: str = "transformer", masked: bool = True) -> RunSpec:
 def dataset() -> Dataset:
     """Documents of seven bytes and a separator."""
     tokens = torch.arange(1, 801) % 8 * 30
-    split = Split((tokens.numpy().astype("uint16"),), 256)
+    split = Split(tokens.numpy().astype("uint16"), 256)
     return Dataset("sevens", open_tokenizer("bytes"), split, split)
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from helpers.driven_trainer import Driven, driven
-from lowcomm_node.data.pack import Pack, write_pack
+from helpers.packs import write_pack
+from lowcomm_node.data.pack import Pack
 from lowcomm_node.node.messages import AddText, Evaluate, Evaluated, PieceRead, Save, TextAwaited
-from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.reading import TextPiece
 
 RUN = """
@@ -33,7 +33,7 @@ WINDOWS = 100 // 2
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
     rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("pack")
     splits = ([rng.integers(1, 256, size)] for size in (8192 + 1600, 600))
-    return write_pack(folder / "text.pack", *splits, Identity(bytes(32)))
+    return write_pack(folder / "text.pack", *splits)
 
 
 def training(folder: Path, pack: Pack, *peers: str):
