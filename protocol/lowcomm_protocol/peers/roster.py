@@ -12,7 +12,6 @@ believed. An unknown peer gets a probe beside the exchanges, never a place in on
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
 
@@ -180,22 +179,26 @@ MAX_HELD = 8192
 """Peers, and places, that are remembered; the oldest are evicted."""
 
 
-@dataclass
-class _Silence:
-    """Unanswered attempts."""
+class _Pauses(FIFOCache[str, tuple[int, float, float]]):
+    """Unanswered attempts in a row, by peer or place: their number, the last one's time, and the
+    seconds from then to the next."""
 
-    count: int = 0
-    since: float = float("-inf")
-    pause: float = 0.0
-    """Seconds after ``since`` before the next attempt may be made."""
+    def __init__(self, free: int, first: float, longest: float) -> None:
+        """``free``: attempts without a pause; then pauses double from ``first`` to ``longest``."""
+        super().__init__(MAX_HELD)
+        self._free, self._first, self._longest = free, first, longest
 
-    def is_due(self, now: float) -> bool:
+    def begin(self, name: str, now: float) -> None:
+        """Count an attempt, and begin the pause after it."""
+        count, _, _ = self.get(name) or (0, 0.0, 0.0)
+        doublings = min(count - self._free, 20)
+        pause = min(self._first * 2**doublings, self._longest) if doublings >= 0 else 0.0
+        self[name] = count + 1, now, pause
+
+    def is_due(self, name: str, now: float) -> bool:
         """Whether the pause is over; one from the future is none, since a clock was ahead."""
-        return not 0.0 <= now - self.since < self.pause
-
-    def rest(self, now: float, pause: float) -> None:
-        """Begin a pause."""
-        self.since, self.pause = now, pause
+        _, since, pause = self.get(name) or (0, 0.0, 0.0)
+        return not 0.0 <= now - since < pause
 
 
 class Liveness:
@@ -206,9 +209,9 @@ class Liveness:
         self._seed = seed
         self._turn = 0
         self._heard: FIFOCache[str, float] = FIFOCache(MAX_HELD)
-        self._silent: FIFOCache[str, _Silence] = FIFOCache(MAX_HELD)
-        self._places: FIFOCache[str, _Silence] = FIFOCache(MAX_HELD)
-        self._missed: FIFOCache[str, _Silence] = FIFOCache(MAX_HELD)
+        self._silent = _Pauses(0, FIRST_PAUSE, LONGEST_PAUSE)
+        self._places = _Pauses(FREE_MISSES, 1.0, LONGEST_PLACE_PAUSE)
+        self._missed = _Pauses(MAX_MISSED - 1, FIRST_REST, LONGEST_REST)
         self._tokens = float(FIRST_BURST)
         self._counted = float("-inf")
 
@@ -231,15 +234,11 @@ class Liveness:
 
     def missed(self, peer: str, now: float) -> None:
         """A peer has not answered our offer."""
-        missed = self._missed[peer] = self._missed.get(peer) or _Silence()
-        missed.count += 1
-        if missed.count >= MAX_MISSED:
-            doublings = min(missed.count - MAX_MISSED, 20)
-            missed.rest(now, min(FIRST_REST * 2**doublings, LONGEST_REST))
+        self._missed.begin(peer, now)
 
     def is_alive(self, peer: str, now: float) -> bool:
         """Whether a peer has proved recently to be there, and answers offers."""
-        return self.is_proved(peer, now) and self._is_due(self._missed, peer, now)
+        return self.is_proved(peer, now) and self._missed.is_due(peer, now)
 
     def is_proved(self, peer: str, now: float) -> bool:
         """Whether a peer has proved recently to be there. It may still leave offers unanswered."""
@@ -280,47 +279,28 @@ class Liveness:
         for peer, places in known:
             heard = self._heard.get(peer)
             if heard is not None and _is_recent(heard, now):
-                if now - heard >= refresh and self._is_due(self._silent, peer, now):
+                if now - heard >= refresh and self._silent.is_due(peer, now):
                     old.append(peer)
-            elif self._is_due(self._silent, peer, now) and (
-                peer in likely or self._is_open(places, now)
-            ):
+            elif self._silent.is_due(peer, now) and (peer in likely or self._is_open(places, now)):
                 lot = sha256(f"{self._seed}/{self._turn}/{peer}".encode()).digest()
                 unknown.append((peer not in likely, lot, peer, places))
         chosen = sorted(old, key=self._heard.__getitem__)[:most]
-        for peer in chosen:
-            self._postpone(peer, now)
+        for peer in chosen:  # a probe counts as unanswered until its answer comes
+            self._silent.begin(peer, now)
         for unlikely, _, peer, places in sorted(unknown):
             if len(chosen) >= most or self._tokens < 1.0:
                 break
             if unlikely and not self._is_open(places, now):
                 continue  # another one of the same place was chosen just now
             self._tokens -= 1.0
-            self._postpone(peer, now)
+            self._silent.begin(peer, now)
             for place in places:
-                self._crowd(place, now)
+                self._places.begin(place, now)
             chosen.append(peer)
         return chosen
 
-    def _is_due(self, kept: "FIFOCache[str, _Silence]", name: str, now: float) -> bool:
-        silence = kept.get(name)
-        return silence is None or silence.is_due(now)
-
     def _is_open(self, places: Sequence[str], now: float) -> bool:
-        return all(self._is_due(self._places, place, now) for place in places)
-
-    def _postpone(self, peer: str, now: float) -> None:
-        """Count a probe as unanswered until its answer comes."""
-        silence = self._silent[peer] = self._silent.get(peer) or _Silence()
-        silence.rest(now, min(FIRST_PAUSE * 2 ** min(silence.count, 20), LONGEST_PAUSE))
-        silence.count += 1
-
-    def _crowd(self, place: str, now: float) -> None:
-        silence = self._places[place] = self._places.get(place) or _Silence()
-        silence.count += 1
-        if silence.count > FREE_MISSES:
-            doublings = min(silence.count - FREE_MISSES - 1, 20)
-            silence.rest(now, min(2.0**doublings, LONGEST_PLACE_PAUSE))
+        return all(self._places.is_due(place, now) for place in places)
 
 
 def _is_recent(heard: float, now: float) -> bool:
