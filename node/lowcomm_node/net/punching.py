@@ -19,10 +19,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic
-
-from cachetools import LRUCache
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import CIRCUIT, EntryPoint, place_in
@@ -32,6 +29,7 @@ from lowcomm_node.net.targets import Targets
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Shares
 from lowcomm_node.system.tasks import Tasks
+from lowcomm_protocol.peers.roster import Pauses
 
 PROTOCOL = "/lowcomm/punch/2"
 _NO = b"no"
@@ -45,26 +43,11 @@ LOOK_EVERY = 0.05
 ATTEMPTS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 3600.0
 """Seconds before the next attempt after a failure: the first and the longest pause."""
-MAX_DOUBLINGS = 10
 MAX_HEARD = 32
 """Streams on which others may ask us, one per peer; an address or relay has a share of them."""
 TAKE_EVERY = 1.0
 """Minimum seconds between accepted requests; limits how often others can make us dial third
 parties."""
-MAX_PEERS = 1024
-
-
-@dataclass
-class _Tried:
-    """Attempts with one peer so far."""
-
-    failures: int = 0
-    due: float = float("-inf")
-
-    def pause(self) -> None:
-        """Count a failed attempt."""
-        self.due = monotonic() + min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
-        self.failures = min(self.failures + 1, MAX_DOUBLINGS)
 
 
 class Puncher:
@@ -74,7 +57,8 @@ class Puncher:
         """``seen_at``: addresses at which others may reach us, the most promising first."""
         self._peer_id = peer_id
         self._seen_at = seen_at
-        self._tried: LRUCache[str, _Tried] = LRUCache(MAX_PEERS)
+        self._pauses = Pauses(0, FIRST_PAUSE, LONGEST_PAUSE)
+        """After failed attempts."""
         self._punching: set[str] = set()
         """Peers that we are asking."""
         self._heard: set[str] = set()
@@ -91,31 +75,28 @@ class Puncher:
     async def improve(self, control: Control, peer_id: str, entries: Sequence[EntryPoint]) -> None:
         """Try to replace relayed connections to a peer by a direct one; ``entries`` lead to it in
         any case. Raises LinkLost if in the end it is not connected at all."""
-        tried = self._tried[peer_id] = self._tried.get(peer_id) or _Tried()
-        is_busy = peer_id in self._punching or monotonic() < tried.due
+        is_busy = peer_id in self._punching or not self._pauses.is_due(peer_id, monotonic())
         if is_busy or await _is_direct(control, peer_id) is not False:
             return
         self._punching.add(peer_id)
         try:
             for _ in range(ATTEMPTS):
-                if not await self._attempt(control, peer_id, entries, tried):
+                if not await self._attempt(control, peer_id, entries):
                     return
                 if await _is_direct(control, peer_id):
-                    tried.failures = 0
+                    self._pauses.pop(peer_id, None)
                     log.info("hole.punched", peer=peer_id)
                     return
-                tried.pause()
+                self._pauses.begin(peer_id, monotonic())
         except LinkLost:
-            tried.pause()
+            self._pauses.begin(peer_id, monotonic())
             raise
         finally:
             self._punching.discard(peer_id)
         reason = "a NAT between us lets no connection through: relays are used"
         log.info("hole.failed", peer=peer_id, reason=reason)
 
-    async def _attempt(
-        self, control: Control, peer_id: str, entries: Sequence[EntryPoint], tried: _Tried
-    ) -> bool:
+    async def _attempt(self, control: Control, peer_id: str, entries: Sequence[EntryPoint]) -> bool:
         """Make one attempt; whether the other end took part."""
         try:
             stream = await control.open_stream(peer_id, PROTOCOL, DEADLINE)
@@ -126,7 +107,7 @@ class Puncher:
         except (LinkLost, OSError, TimeoutError) as error:
             log.debug("hole.not_asked", peer=peer_id, reason=str(error))
             # Otherwise every connection to a silent peer would wait for this deadline.
-            tried.pause()
+            self._pauses.begin(peer_id, monotonic())
             return False
         if theirs is None:
             return False

@@ -179,7 +179,7 @@ MAX_HELD = 8192
 """Peers, and places, that are remembered; the oldest are evicted."""
 
 
-class _Pauses(FIFOCache[str, tuple[int, float, float]]):
+class Pauses(FIFOCache[str, tuple[int, float, float]]):
     """Unanswered attempts in a row, by peer or place: their number, the last one's time, and the
     seconds from then to the next."""
 
@@ -209,9 +209,9 @@ class Liveness:
         self._seed = seed
         self._turn = 0
         self._heard: FIFOCache[str, float] = FIFOCache(MAX_HELD)
-        self._silent = _Pauses(0, FIRST_PAUSE, LONGEST_PAUSE)
-        self._places = _Pauses(FREE_MISSES, 1.0, LONGEST_PLACE_PAUSE)
-        self._missed = _Pauses(MAX_MISSED - 1, FIRST_REST, LONGEST_REST)
+        self._silent = Pauses(0, FIRST_PAUSE, LONGEST_PAUSE)
+        self._places = Pauses(FREE_MISSES, 1.0, LONGEST_PLACE_PAUSE)
+        self._missed = Pauses(MAX_MISSED - 1, FIRST_REST, LONGEST_REST)
         self._tokens = float(FIRST_BURST)
         self._counted = float("-inf")
 
