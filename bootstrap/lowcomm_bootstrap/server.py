@@ -66,7 +66,6 @@ class BootstrapServer:
         closed: bool,
         tell: Tell,
         rejoin: Rejoin,
-        look_every: float = LOOK_EVERY,
         sign: Path | None = None,
         page: "SwarmPage | None" = None,
     ) -> None:
@@ -78,7 +77,6 @@ class BootstrapServer:
         self._closed = closed
         self._tell = tell
         self._rejoin = rejoin
-        self._look_every = look_every
         self._sign = sign
         self._page = page
         rejoin.publish_with(self._publish, None)
@@ -102,7 +100,7 @@ class BootstrapServer:
         self._looked_at = monotonic()
         enduring = Enduring("a look at the swarm has failed")
         while True:
-            await asyncio.sleep(self._look_every)
+            await asyncio.sleep(LOOK_EVERY)
             with enduring:
                 await self.look()
             self._looked_at = monotonic()

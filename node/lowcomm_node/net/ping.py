@@ -11,7 +11,7 @@ to their owners' bandwidth limits.
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from statistics import median
 from time import monotonic
 from typing import Any
@@ -72,15 +72,9 @@ def match_peer(text: str, peers: Iterable[PeerInfo]) -> PeerInfo:
 class Echo:
     """The callee's side."""
 
-    def __init__(
-        self,
-        bandwidth: Bandwidth | None = None,
-        given: Allowed = GIVEN,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
+    def __init__(self, bandwidth: Bandwidth | None = None) -> None:
         self._bandwidth = bandwidth or Bandwidth()
-        self._given = Quota(given)
-        self._clock = clock
+        self._given = Quota(GIVEN)
         self._calls: Counter[str] = Counter()
 
     async def answer(self, peer: str, stream: Any) -> None:
@@ -104,7 +98,7 @@ class Echo:
         while (ping := await stream.receive()) is not None:
             check_ping(ping)
             if not self._given.take(
-                caller, len(ping.content) + ping.wanted + OVERHEAD, self._clock()
+                caller, len(ping.content) + ping.wanted + OVERHEAD, monotonic()
             ):
                 await _refuse(stream, "too much was measured lately: measure again tomorrow")
                 return

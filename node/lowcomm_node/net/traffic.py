@@ -9,7 +9,6 @@ Outgoing bytes are counted when gRPC takes them. So a rate up is too high for co
 the buffers on the path.
 """
 
-from collections.abc import Callable
 from time import monotonic
 
 from cachetools import LRUCache
@@ -23,8 +22,7 @@ MIN_SECONDS = 0.001
 class Rate:
     """Bytes in one direction."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._last: float | None = None
         self._bytes = 0
         self._seconds = 0.0
@@ -32,7 +30,7 @@ class Rate:
 
     def add(self, size: int) -> None:
         """Count a message that has just gone through."""
-        now = self._clock()
+        now = monotonic()
         if size < LARGE:
             self._measured = self.last
             self._bytes = 0
@@ -51,19 +49,18 @@ class Rate:
 class Meter:
     """Both directions of one peer."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self.up = Rate(clock)
-        self.down = Rate(clock)
+    def __init__(self) -> None:
+        self.up = Rate()
+        self.down = Rate()
 
 
 class Traffic:
     """The meters of all peers. The least recently used is evicted."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._meters: LRUCache[str, Meter] = LRUCache(MAX_PEERS)
 
     def of(self, peer_id: str) -> Meter:
         """The meter of one peer."""
-        meter = self._meters[peer_id] = self._meters.get(peer_id) or Meter(self._clock)
+        meter = self._meters[peer_id] = self._meters.get(peer_id) or Meter()
         return meter

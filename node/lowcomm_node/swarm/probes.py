@@ -59,7 +59,6 @@ FOR_A_NODE = Allowed(each=16, all=100, seconds=3600.0)
 _RELAYED = "relayed"
 _TRANSPORTS = {ProbeKind.TCP: "tcp/{}", ProbeKind.QUIC: "udp/{}/quic-v1"}
 
-Dial = Callable[[str, str, pb.Target], Awaitable[bool]]
 Keep = Callable[[str, str | None], Awaitable[Keeping]]
 
 
@@ -137,8 +136,6 @@ class Prober:
         streams: Streams,
         entry_points: Callable[[], tuple[str, ...]],
         calls: Allowed,
-        dial: Dial | None = None,
-        clock: Callable[[], float] = monotonic,
         keep: Keep | None = None,
     ) -> None:
         """``entry_points``: where we can be dialed; ``calls``: what strangers may have dialed.
@@ -147,8 +144,6 @@ class Prober:
         """
         self._streams = streams
         self._entry_points = entry_points
-        self._dial = dial or is_reached
-        self._clock = clock
         self._keep = keep
         self._calls = Quota(calls)
         self._probes = Quota(MAX_PROBES)
@@ -185,7 +180,7 @@ class Prober:
                     async with asyncio.timeout(IDLE_SECONDS):
                         data = await read_message(stream.socket, MAX_MESSAGE)
                     probe = read_probe(data)
-                    if not self._probes.take(caller, 1, self._clock()):
+                    if not self._probes.take(caller, 1, monotonic()):
                         return
                     probed = await self._answer(probe, stream.address, host, caller)
                     await send_message(stream.socket, probed.SerializeToString())
@@ -209,7 +204,7 @@ class Prober:
                     return pb.Probed(
                         refused="is a node: only bootstrap servers keep runs of others"
                     )
-                if not self._calls.take(caller, 1, self._clock()):
+                if not self._calls.take(caller, 1, monotonic()):
                     return pb.Probed(refused="runs were asked for too often: ask again in an hour")
                 place = None if probe.keep.only_tell else place_in(address)
                 return pb.Probed(
@@ -224,10 +219,10 @@ class Prober:
         check_dial_back(message)
         if host is None:
             return pb.Probed(refused="you come through a relay: your own address is not seen")
-        if not self._calls.take(caller, len(message.targets), self._clock()):
+        if not self._calls.take(caller, len(message.targets), monotonic()):
             return pb.Probed(refused="too many calls were asked for: ask again in an hour")
         async with self._dialing:
-            calls = (self._dial(host, message.peer_id, target) for target in message.targets)
+            calls = (is_reached(host, message.peer_id, target) for target in message.targets)
             return pb.Probed(dialed_back=pb.DialedBack(reached=await asyncio.gather(*calls)))
 
 

@@ -76,13 +76,11 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-def configure_logs(
-    verbosity: int = 0, as_json: bool | None = None, colors: bool | None = None
-) -> None:
+def configure_logs(verbosity: int = 0, as_json: bool | None = None) -> None:
     """Send all logs to stderr. ``verbosity``: -2 errors, -1 warnings, 0 what happens, 1 and more
     everything.
 
-    ``as_json`` and ``colors`` None: JSON unless stderr is a terminal, colours if it is one.
+    ``as_json`` None: JSON unless stderr is a terminal, which gets colours.
     """
     terminal = sys.stderr.isatty()
     level = {-1: logging.WARNING, 0: logging.INFO}.get(
@@ -93,7 +91,7 @@ def configure_logs(
         last.append(structlog.processors.format_exc_info)
         last.append(structlog.processors.JSONRenderer(default=str))
     else:
-        last.append(_console(terminal if colors is None else colors))
+        last.append(_console(terminal))
     formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=last)
     handler = _StderrHandler()
     handler.setFormatter(formatter)

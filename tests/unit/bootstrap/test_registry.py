@@ -118,7 +118,7 @@ class Door:
         discovery = MemoryDiscovery(SERVER.peer_id, self.network)
         rejoin = Rejoin(discovery, (), None, self.events.append, restarts=False)
         self.server = BootstrapServer(
-            discovery, self.registry, closed, self.events.append, rejoin, look_every=0.001,
+            discovery, self.registry, closed, self.events.append, rejoin,
             sign=folder / "sign",
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from time import time
 from typing import Any
+from unittest.mock import patch
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
@@ -14,6 +15,7 @@ from lowcomm_node.doctor import run
 from lowcomm_node.doctor.findings import Helper, Subject
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import OpenStream
+from lowcomm_node.swarm import probes
 from lowcomm_node.swarm.probes import Prober
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.identity import Identity
@@ -44,12 +46,13 @@ async def answering(
         called.append(target)
         return True
 
-    prober = Prober(MemoryDiscovery(HELPERS[0], network), tuple, PLENTY, dial)
+    prober = Prober(MemoryDiscovery(HELPERS[0], network), tuple, PLENTY)
     await prober.serve()
-    try:
-        yield MemoryDiscovery(ME, network), called
-    finally:
-        await prober.close()
+    with patch.object(probes, "is_reached", dial):
+        try:
+            yield MemoryDiscovery(ME, network), called
+        finally:
+            await prober.close()
 
 
 async def test_a_helper_says_how_it_sees_us_and_calls_us_back():

@@ -97,9 +97,11 @@ class Endless:
         self.left = 0
 
 
-async def test_a_peer_gets_its_bytes_a_day_and_no_more():
+async def test_a_peer_gets_its_bytes_a_day_and_no_more(monkeypatch):
     now = [0.0]
-    echo = Echo(given=Allowed(each=100_000, all=10**9, seconds=86_400.0), clock=lambda: now[0])
+    monkeypatch.setattr(ping, "GIVEN", Allowed(each=100_000, all=10**9, seconds=86_400.0))
+    monkeypatch.setattr(ping, "monotonic", lambda: now[0])
+    echo = Echo()
     caller = Endless(pb.Ping(wanted=1000))
     await echo.answer("a", caller)
     assert "tomorrow" in caller.refused

@@ -15,9 +15,15 @@ def contents(rate: Rate, clock: Clock, pieces: int, size: int, every: float) -> 
         rate.add(size)
 
 
-def test_a_rate_is_that_of_the_last_contents_and_waiting_does_not_count():
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
     clock = Clock(100.0)
-    rate = Rate(clock)
+    monkeypatch.setattr(traffic, "monotonic", clock)
+    return clock
+
+
+def test_a_rate_is_that_of_the_last_contents_and_waiting_does_not_count(clock):
+    rate = Rate()
     contents(rate, clock, 100, 2**20, 0.1)
     assert rate.last == pytest.approx(10 * 2**20)
     clock.now += 1000
@@ -28,10 +34,9 @@ def test_a_rate_is_that_of_the_last_contents_and_waiting_does_not_count():
     assert rate.last == pytest.approx(2**20 / 20), "however slow"
 
 
-def test_directions_and_peers_are_apart_and_the_oldest_are_forgotten(monkeypatch):
+def test_directions_and_peers_are_apart_and_the_oldest_are_forgotten(monkeypatch, clock):
     monkeypatch.setattr(traffic, "MAX_PEERS", 2)
-    clock = Clock(100.0)
-    every = Traffic(clock)
+    every = Traffic()
     contents(every.of("a").up, clock, 1, 2**20, 1.0)
     contents(every.of("b").down, clock, 1, 2**20, 1.0)
     assert every.of("a").up.last and every.of("a").down.last is None and every.of("b").down.last

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -12,6 +13,7 @@ from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.control import OpenStream, read_message, send_message
+from lowcomm_node.swarm import probes
 from lowcomm_node.swarm.probes import (
     MAX_STREAMS_PER_CALLER,
     Asker,
@@ -53,8 +55,6 @@ class World:
             self.helper,
             lambda: ("/ip4/198.51.100.1/tcp/1/p2p/" + HELPER,),
             calls,
-            self.dial,
-            self.clock,
             self.keep if keeps else None,
         )
 
@@ -77,10 +77,11 @@ class World:
 async def world(**options: Any) -> AsyncIterator[World]:
     made = World(**options)
     await made.prober.serve()
-    try:
-        yield made
-    finally:
-        await made.prober.close()
+    with patch.multiple(probes, is_reached=made.dial, monotonic=made.clock):
+        try:
+            yield made
+        finally:
+            await made.prober.close()
 
 
 async def test_the_asker_is_told_where_it_comes_from_and_what_time_it_is():
