@@ -31,7 +31,6 @@ from lowcomm_node.system.logs import Event, log
 from lowcomm_node.system.tasks import DEFECT_PAUSE, Enduring
 
 SAVE_EVERY = 30.0
-Addresses = Callable[[], tuple[str, ...]]
 _EVENTS = {
     SwarmState.CONNECTED: SwarmConnected,
     SwarmState.LOST: SwarmLost,
@@ -49,15 +48,12 @@ class Rejoin(Watchdog):
         remembered: RememberedPeers | None,
         tell: Callable[[Event], None],
         warn: Callable[[str], None] = lambda text: None,
-        addresses: Addresses = own_addresses,
         restarts: bool = True,
-        held: Addresses = held_addresses,
         withdraw: Callable[[], None] = lambda: None,
     ) -> None:
         """``named``: the owner's entry points; ``restarts``: whether p2pd may be restarted.
 
         ``warn``: this machine's clock is off; ``withdraw``: it is right again.
-        ``addresses``: this machine's addresses in use; ``held``: all that it has.
         """
         known = remembered.peers() if remembered is not None else []
         before = {peer.peer_id: peer.addresses for peer in known}
@@ -67,8 +63,6 @@ class Rejoin(Watchdog):
         self._tell = tell
         self._warn = warn
         self._withdraw = withdraw
-        self._addresses = addresses
-        self._held = held
         self._record: tuple[str, str] | None = None
         self._publish: Callable[[], Awaitable[None]] | None = None
         self.on_move: Callable[[], None] = lambda: None
@@ -120,9 +114,9 @@ class Rejoin(Watchdog):
         return DEFECT_PAUSE
 
     async def _step(self) -> float:
-        addresses = self._addresses()
-        if self.own_addresses(addresses, self._held()):
-            self._tell(AddressesChanged(addresses=tuple(addresses)))
+        addresses = own_addresses()
+        if self.own_addresses(addresses, held_addresses()):
+            self._tell(AddressesChanged(addresses=addresses))
             self.on_move()
         self.has_p2pd = await self._discovery.revive()
         isolated = not await self._discovery.connected_peers()

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.hivemind import Knock
+from lowcomm_node.swarm import rejoin
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.swarm.watchdog import AddressesChanged
@@ -59,8 +60,6 @@ class Node:
             self.known,
             self.events.append,
             self.warnings.append,
-            lambda: self.addresses,
-            held=lambda: self.held or self.addresses,
             withdraw=self.warnings.clear,
         )
         self.rejoin.publish_with(self._publish, None)
@@ -77,8 +76,11 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path / "doors.json")
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    node = Node(tmp_path / "doors.json")
+    monkeypatch.setattr(rejoin, "own_addresses", lambda: node.addresses)
+    monkeypatch.setattr(rejoin, "held_addresses", lambda: node.held or node.addresses)
+    return node
 
 
 async def test_a_change_of_address_is_told_and_restarts_p2pd(node: Node) -> None:
