@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice, takewhile
 from math import ceil
 from time import monotonic, time
 from typing import Any
@@ -32,7 +32,6 @@ from lowcomm_node.system.tasks import Tasks, endure, repeat
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.reading import (
-    MAX_STATEMENT_BYTES,
     PieceClaim,
     Place,
     SharedReading,
@@ -125,9 +124,9 @@ class TextReader:
         """Field ``reading`` of our record."""
         if self._board.phase in ("finished", "left", "paused"):
             return b""  # others may read it
-        held = sorted(self._held.values(), key=lambda one: not one.is_kept)
+        ours = sorted(self._held.values(), key=lambda held: not held.is_kept)
         ended = [PieceClaim(piece, True) for piece in reversed(self._ended)]
-        return write_claims([*(PieceClaim(one.piece, one.is_kept) for one in held), *ended])
+        return write_claims([*(PieceClaim(held.piece, held.is_kept) for held in ours), *ended])
 
     def describe(self, part: int) -> Mapping[str, Any]:
         """Fields of `TextStatus` on the reading of a part."""
@@ -237,7 +236,7 @@ class TextReader:
         self._shared.follow(step, {info.peer_id: read_claims(info.reading) for info in alive})
 
     def _of(self, part: int) -> list[_Held]:
-        return [one for one in self._held.values() if one.piece.part == part]
+        return [held for held in self._held.values() if held.piece.part == part]
 
     def _assigned(self, part: int) -> set[int]:
         return {piece for held in self._of(part) for piece in held.block}
@@ -276,26 +275,26 @@ class TextReader:
         if not held.is_here and held.fetching is None:
             held.fetching = self._tasks.start(self._have(held))
 
-    def _let_go(self, one: _Held) -> None:
+    def _let_go(self, held: _Held) -> None:
         """Claim a piece no longer."""
-        del self._held[one.piece]
-        if one.fetching is not None:
-            one.fetching.cancel()
+        del self._held[held.piece]
+        if held.fetching is not None:
+            held.fetching.cancel()
 
-    async def _have(self, one: _Held) -> None:
+    async def _have(self, held: _Held) -> None:
         """Have a block here, however long it takes."""
-        store = self._text.stores[one.piece.part]
+        store = self._text.stores[held.piece.part]
 
         def show(text: str) -> None:
-            one.why = text
+            held.why = text
 
-        while not one.is_here:
+        while not held.is_here:
             try:
-                await store.have(one.block, show)
-                one.is_here = True
+                await store.have(held.block, show)
+                held.is_here = True
                 self._changed.set()
             except LowcommError as error:
-                one.why = str(error)
+                held.why = str(error)
                 await asyncio.sleep(RETRY)
 
     async def _hand_over(self, membership: Membership, shares: list[float]) -> None:
@@ -306,37 +305,37 @@ class TextReader:
             return
         self._has_begun = True
         if self._again:
-            self._again -= {one.piece.part for one in pieces}
+            self._again -= {held.piece.part for held in pieces}
             if not self._again:
                 self._board.withdraw("text-missing")
-        for one in pieces:
-            one.is_kept = True
+        for held in pieces:
+            held.is_kept = True
         with suppress(TrainerError):  # the next trainer says what it has
-            added = AddText(pieces=tuple(one.piece for one in pieces))
+            added = AddText(pieces=tuple(held.piece for held in pieces))
             await self._state.supervisor.trainer.ask(added)
 
     def _due(self, part: int, share: float, membership: Membership) -> list[_Held]:
         """Pieces of a part that the trainer gets now: first those of its queue, in their order."""
-        held = self._of(part)
+        ours = self._of(part)
         due: list[_Held] = []
-        for one in [one for one in held if one.is_resumed and not one.is_kept]:
-            if not one.is_here:
+        for held in [held for held in ours if held.is_resumed and not held.is_kept]:
+            if not held.is_here:
                 return due
-            due.append(one)
-        kept = sum(one.is_kept for one in held) + len(due)
+            due.append(held)
+        kept = sum(held.is_kept for held in ours) + len(due)
         settle = SETTLE * self._state.settings.poll if membership.count() else 0.0
-        for one in held:
+        for held in ours:
             # Others may take what they do not know of yet; training must not wait for that.
             is_needed = self._has_begun and kept < 2
-            is_settled = is_needed or monotonic() >= one.claimed + settle
+            is_settled = is_needed or monotonic() >= held.claimed + settle
             if kept >= self._queued(part, share):
                 break
-            if one.is_here and is_settled and not (one.is_kept or one.is_resumed):
-                if self._shared.gives_way(one.piece):
-                    self._let_go(one)
+            if held.is_here and is_settled and not (held.is_kept or held.is_resumed):
+                if self._shared.gives_way(held.piece):
+                    self._let_go(held)
                     self._changed.set()
                 else:
-                    due.append(one)
+                    due.append(held)
                     kept += 1
         return due
 
@@ -373,9 +372,8 @@ class TextReader:
 
     def _why(self, part: int) -> str:
         """What a part waits for."""
-        waiting = [one for one in self._of(part) if not one.is_here]
-        name = self._text.stores[part].part.name
-        return next((one.why for one in waiting if one.why), f"the next piece of {name}")
+        reasons = (held.why for held in self._of(part) if held.why and not held.is_here)
+        return next(reasons, f"the next piece of {self._text.stores[part].part.name}")
 
     def _show(self) -> None:
         waiting = self._board.waiting
@@ -456,10 +454,11 @@ class TextReader:
             data = data[end:]
 
     def _keep(self, statements: list[bytes]) -> None:
-        data = b"".join(len(one).to_bytes(4) + one for one in statements)
-        while len(data) > MAX_KEPT_BYTES:
-            statements = statements[: -max(1, (len(data) - MAX_KEPT_BYTES) // MAX_STATEMENT_BYTES)]
-            data = b"".join(len(one).to_bytes(4) + one for one in statements)
+        lengths = accumulate(4 + len(statement) for statement in statements)
+        fitting = takewhile(
+            lambda pair: pair[1] <= MAX_KEPT_BYTES, zip(statements, lengths, strict=True)
+        )
+        data = b"".join(len(statement).to_bytes(4) + statement for statement, _ in fitting)
         if data and data != self._kept:
             write_atomic(self._file, data, 0o600)
             self._kept = data
