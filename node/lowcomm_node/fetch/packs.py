@@ -140,8 +140,8 @@ class PackStore(Download[PackSource]):
         """Bitmaps of peers, as they were last heard."""
         self.assigned: Callable[[], Collection[int]] = lambda: ()
         """Pieces that are being read, or will be read next."""
-        self.readers: Callable[[int], Collection[str]] = lambda piece: ()
-        """Peers that are said to have a piece."""
+        self.readers: Callable[[Collection[int]], Collection[str]] = lambda pieces: ()
+        """Peers that are said to have some of these pieces."""
         self.bytes_fetched = self.bytes_given = 0
         self._fetch = fetch
         self._room = room or DataRoom()
@@ -422,7 +422,7 @@ class PackStore(Download[PackSource]):
     def rank(self, peers: Sequence[PeerInfo]) -> list[PeerInfo]:
         """Peers to ask: those that are said to have what is missing first, in our own order."""
         missing = list(islice(self.missing, LOOK))
-        said = {peer for piece in missing for peer in self.readers(piece)}
+        said = self.readers(missing)
 
         def place(peer: PeerInfo) -> tuple[int, int]:
             name = peer.peer_id
