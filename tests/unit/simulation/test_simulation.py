@@ -100,18 +100,17 @@ def calm(dataset: Dataset) -> Callable[..., Result]:
     return simulated
 
 
+def swarm_at_rest(
+    settings: RunSpec, dataset: Dataset, members: list[Member], conditions: Conditions | None = None
+) -> Swarm:
+    conditions = conditions or Conditions()
+    return Swarm(settings, dataset, members, conditions, Replica, compiled=False, evaluations=0)
+
+
 def swarm_of(
     settings: RunSpec, dataset: Dataset, members: list[Member], conditions: Conditions | None = None
 ) -> Swarm:
-    swarm = Swarm(
-        settings,
-        dataset,
-        members,
-        conditions or Conditions(),
-        Replica,
-        compiled=False,
-        evaluations=0,
-    )
+    swarm = swarm_at_rest(settings, dataset, members, conditions)
     swarm.network.run()
     return swarm
 
@@ -147,7 +146,7 @@ PAIRS = ["lowcomm", pytest.param("noloco", marks=pytest.mark.soak)]
 def test_the_same_seed_tells_the_same_story_and_another_one_another(dataset, method):
     stories = []
     for seed in (0, 0, 1):
-        settings = spec(method, seed, steps=24)
+        settings = spec(method, seed, steps=16)
         swarm = swarm_of(settings, dataset, [Member()] * 4, Conditions(loss=0.1))
         stories.append(
             [
@@ -260,7 +259,7 @@ def test_within_two_intervals_a_late_peer_is_as_good_as_the_swarm(
     )
     members = [Member(), Member(), Member(), Member(joins=JOINS + 0.5)]
     settings = spec(method, seed, steps=JOINS + 2 * H + 2)
-    swarm = Swarm(settings, dataset, members, Conditions(), Replica, compiled=False, evaluations=0)
+    swarm = swarm_at_rest(settings, dataset, members)
     losses: dict[str, float] = {}
 
     def look(peer) -> None:
@@ -280,7 +279,7 @@ def joined_at_a_liar(dataset: Dataset, method: str, claims: bool) -> Swarm:
     hundred; ``claims``: its manifest lies about norms and counters, too."""
     settings = spec(method, steps=80)
     members = [Member(), Member(), Member(attack="huge"), Member(joins=30.5)]
-    swarm = Swarm(settings, dataset, members, Conditions(), Replica, compiled=False, evaluations=0)
+    swarm = swarm_at_rest(settings, dataset, members)
     donor, newcomer = swarm.peers[2:]
 
     def copy_state(peer) -> bool:
@@ -331,15 +330,7 @@ def test_who_leaves_or_dies_stops_nobody(dataset, method, end):
 @pytest.mark.parametrize("method", PAIRS)
 def test_two_peers_of_unlike_speed_that_were_parted_for_long_exchange_again(dataset, method):
     members = [Member(), Member(speed=0.25)]
-    swarm = Swarm(
-        spec(method, steps=400),
-        dataset,
-        members,
-        Conditions(),
-        Replica,
-        compiled=False,
-        evaluations=0,
-    )
+    swarm = swarm_at_rest(spec(method, steps=400), dataset, members)
     cut_off(swarm.network, {"peer-0"}, until=300.0)
     swarm.network.run()
     assert all(peer.applied > 0 for peer in swarm.peers), (
@@ -435,7 +426,7 @@ class Vetoing(GroupContents):
 def vetoing(settings: RunSpec, dataset: Dataset, veto: str) -> Swarm:
     """A swarm of four, of which the last vetoes. One more veto is a new digest of slow weights in
     each offer."""
-    swarm = Swarm(settings, dataset, [Member()] * 4, Conditions(), Replica, False, 0)
+    swarm = swarm_at_rest(settings, dataset, [Member()] * 4)
     hostile = swarm.peers[-1]
     if veto == "digest":
         hostile.tampered = lambda offer: replace(offer, slow_digest=token_bytes(32))
