@@ -13,7 +13,7 @@ from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.logs import Event
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.spec.run import parse_toml, sign_run
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
 NOW = 1_800_000_000.0
 OWNER = Identity(b"1" * 32)
@@ -58,15 +58,18 @@ def exchanged(second: float, **told: Any) -> tuple[float, ExchangeEnded]:
 
 
 def write_down(
-    home: Path, notices: Sequence[tuple[float, Event]], samples: Sequence[Sample] = ()
+    home: Path,
+    notices: Sequence[tuple[float, Event]],
+    samples: Sequence[Sample] = (),
+    run: SignedRun = RUN,
 ) -> Path:
     """Add to the journal of a home, which has a key and the run's specification; its path."""
     paths = Paths(home)
-    path = paths.journal(RUN.fingerprint)
+    path = paths.journal(run.fingerprint)
     file = JournalFile(path)
     file.add([Notice(time, event) for time, event in notices], samples)
     file.close()
-    paths.signed_run(RUN.fingerprint).write_bytes(RUN.to_bytes())
+    paths.signed_run(run.fingerprint).write_bytes(run.to_bytes())
     if not paths.identity.exists():
         paths.identity.write_bytes(OWNER.to_libp2p())
     return path

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from helpers import journals
 from helpers.families import section, tiny
+from helpers.journals import NOW
 from helpers.statuses import make_exchange
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.status.events import Notice, Warned
+from lowcomm_node.status.events import Warned
 from lowcomm_node.status.figures import Sample
-from lowcomm_node.status.journal import JournalFile
 from lowcomm_node.status.report import write_report
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.logs import Event
@@ -21,7 +22,6 @@ from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
-NOW = 1_800_000_000.0
 RUN = sign_run(
     parse_toml('[run]\nname = "tea"\ndescription = "a <b>run</b>"\n'), Identity(b"1" * 32)
 )
@@ -29,24 +29,8 @@ EVIL = '<script src="https://example.org/x.js">alert(1)</script>\u202e'
 
 
 def sample(place: int, **told: Any) -> Sample:
-    made = Sample(
-        time=NOW + 10 * place,
-        phase="training",
-        waiting=None,
-        swarm_step=10 * place,
-        steps=10 * place,
-        tokens=5120 * place,
-        loss=5.0 / (1 + place),
-        val_loss=4.0 if place > 2 else None,
-        tokens_per_second=500.0,
-        peers=3,
-        completed=place,
-        failed=0,
-        bytes_sent=1000 * place,
-        bytes_received=1000 * place,
-        memory=None,
-    )
-    return replace(made, **told)
+    shown = {"val_loss": 4.0 if place > 2 else None, "bytes_received": 1000 * place}
+    return journals.sample(place, **{**shown, "memory": None, **told})
 
 
 def lay_down(
@@ -56,13 +40,9 @@ def lay_down(
     run: SignedRun = RUN,
     signed: bool = True,
 ) -> None:
-    paths = Paths(home)
-    file = JournalFile(paths.journal(run.fingerprint))
-    notices = [Notice(NOW, event) for event in events]
-    file.add(notices, samples)
-    file.close()
-    if signed:
-        paths.signed_run(run.fingerprint).write_bytes(run.to_bytes())
+    journals.write_down(home, [(NOW, event) for event in events], samples, run)
+    if not signed:
+        Paths(home).signed_run(run.fingerprint).unlink()
 
 
 def report(home: Path) -> str:
