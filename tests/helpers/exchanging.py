@@ -485,3 +485,10 @@ def agreed(nodes: list[Node], number: int = 1) -> set[str]:
     last = [one[-1].contributions for one in merges]
     assert last == [last[0]] * len(nodes)
     return set(last[0])
+
+
+@asynccontextmanager
+async def node_and_puppet(hello_deadline: float = NEVER) -> AsyncIterator[tuple[Node, Puppet]]:
+    """A node, and a peer that says what a test has it say."""
+    async with swarm(1, hello_deadline=hello_deadline) as one:
+        yield one.nodes[0], await one.puppet()

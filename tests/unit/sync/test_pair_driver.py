@@ -15,6 +15,7 @@ from helpers.exchanging import (
     hear,
     hear_content,
     hear_end,
+    node_and_puppet,
     say,
     swarm,
 )
@@ -83,9 +84,7 @@ async def test_peers_that_begin_at_once_make_one_exchange():
 
 @pytest.mark.parametrize("calls", [True, False])
 async def test_a_partner_that_is_gone_in_the_midst_of_it_costs_one_exchange(calls: bool):
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         stream = await puppet.agree(node, calls)
         await say(stream, announced(puppet.content), chunks(puppet.content)[0])
         stream.cancel()
@@ -98,9 +97,7 @@ async def test_a_partner_that_is_gone_in_the_midst_of_it_costs_one_exchange(call
 
 @pytest.mark.parametrize("calls", [True, False])
 async def test_a_frame_that_is_not_due_in_a_pair_costs_one_exchange(calls: bool):
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         stream = await puppet.agree(node, calls)
         if calls:
             await say(stream, group_frames.roll(sorted([puppet.peer_id, node.peer_id])))
@@ -115,9 +112,7 @@ async def test_a_frame_that_is_not_due_in_a_pair_costs_one_exchange(calls: bool)
 
 @pytest.mark.parametrize("calls", [True, False])
 async def test_a_puppet_that_does_all_right_is_merged_with(calls: bool):
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         stream = await puppet.agree(node, calls)
         assert await hear_content(stream) == contribution(node.peer_id, 0, 1, SIZE)
         await say(stream, announced(puppet.content), *chunks(puppet.content), puppet.confirm(node))
@@ -131,9 +126,7 @@ async def test_a_puppet_that_does_all_right_is_merged_with(calls: bool):
 
 
 async def test_what_waits_for_a_capture_that_comes_after_the_end_is_not_decoded_any_more():
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         capture, drop = node.trainer.holds["capture"], node.trainer.holds["drop"]
         capture.clear()
         drop.clear()

@@ -5,7 +5,16 @@ from time import monotonic
 
 import pytest
 
-from helpers.exchanging import INTERVAL, Node, Puppet, announced, chunks, hear_end, say, swarm
+from helpers.exchanging import (
+    INTERVAL,
+    Node,
+    Puppet,
+    announced,
+    chunks,
+    hear_end,
+    node_and_puppet,
+    say,
+)
 from helpers.wire import soon
 from lowcomm_node.sync.link import FREE_CHUNKS, LEAST_CHUNK
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -28,9 +37,7 @@ def has_stumbled(node: Node, peer: Puppet) -> None:
 async def test_who_breaks_off_in_the_midst_of_an_exchange_loses_a_little_if_it_goes_on(
     again: bool, left: float
 ):
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         if again:
             has_stumbled(node, puppet)
         stream = await puppet.agree(node, calls=True)
@@ -42,9 +49,7 @@ async def test_who_breaks_off_in_the_midst_of_an_exchange_loses_a_little_if_it_g
 
 
 async def test_who_says_that_it_gives_up_loses_nothing():
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         stream = await puppet.agree(node, calls=True)
         await say(stream, pb.Frame(abandon=pb.Abandon(reason="leaves")))
         await node.ended()
@@ -56,9 +61,7 @@ async def test_who_says_that_it_gives_up_loses_nothing():
     "first", [pb.Frame(), pb.Frame(confirm=pb.Confirm()), pb.Frame(hello=pb.Offer(protocol=3))]
 )
 async def test_who_says_no_proper_hello_is_left_out_and_told_so_the_next_time(first: pb.Frame):
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         stream = await puppet.call(node)
         await say(stream, first)
         await hear_end(stream)
@@ -73,9 +76,7 @@ async def test_who_says_no_proper_hello_is_left_out_and_told_so_the_next_time(fi
 
 @pytest.mark.parametrize(("again", "left"), [(False, 1.0), (True, 0.8)])
 async def test_who_calls_and_says_nothing_loses_a_little_if_it_goes_on(again: bool, left: float):
-    async with swarm(1, hello_deadline=0.2) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet(hello_deadline=0.2) as (node, puppet):
         if again:
             has_stumbled(node, puppet)
         stream = await puppet.call(node)
@@ -85,9 +86,7 @@ async def test_who_calls_and_says_nothing_loses_a_little_if_it_goes_on(again: bo
 
 async def test_who_drops_its_call_before_it_says_hello_loses_nothing():
     """So does each call that crosses another, or whose exchange ends before it has begun."""
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         stream = await puppet.call(node)
         await stream.close()
         assert score(node, puppet) == 1.0
@@ -95,9 +94,7 @@ async def test_who_drops_its_call_before_it_says_hello_loses_nothing():
 
 
 async def test_a_contribution_in_crumbs_is_refused_before_it_has_cost_much():
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         stream = await puppet.agree(node, calls=True)
         most = FREE_CHUNKS + len(puppet.content) // LEAST_CHUNK
         crumbs = [
@@ -112,10 +109,8 @@ async def test_a_contribution_in_crumbs_is_refused_before_it_has_cost_much():
 
 @pytest.mark.parametrize("calls", [True, False])
 async def test_a_contribution_that_drips_is_given_up_long_before_the_deadline(calls: bool):
-    async with swarm(1) as one:
-        (node,) = one.nodes
+    async with node_and_puppet() as (node, puppet):
         node.allow(longest=4.0)
-        puppet = await one.puppet()
         has_stumbled(node, puppet)
         stream = await puppet.agree(node, calls)
         await say(stream, announced(puppet.content))
@@ -127,9 +122,7 @@ async def test_a_contribution_that_drips_is_given_up_long_before_the_deadline(ca
 
 
 async def test_nothing_is_held_against_who_does_all_right():
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         stream = await puppet.agree(node, calls=True)
         await say(stream, announced(puppet.content), *chunks(puppet.content), puppet.confirm(node))
         assert (await node.ended()).outcome == "applied"
@@ -138,9 +131,7 @@ async def test_nothing_is_held_against_who_does_all_right():
 
 
 async def test_the_owner_is_told_who_keeps_exchanges_waiting():
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppet = await one.puppet()
+    async with node_and_puppet() as (node, puppet):
         trust = node.exchanger.peer.trust
         trust.stumbled(puppet.peer_id, seconds=9.0, now=monotonic())
         assert node.exchanger.kept_waiting is None, "so much happens to honest peers"
