@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +14,7 @@ from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.net.addresses import by_peer, place_in
 from lowcomm_node.net.p2pd import listeners
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.storage.files import load_or_create_identity, write_atomic
+from lowcomm_node.storage.files import kept_run, load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.swarm.admission import given_token
 from lowcomm_node.swarm.hosts import listening
@@ -25,7 +25,7 @@ from lowcomm_protocol.errors import LowcommError, ProtocolViolation, Refusals, V
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.records import Phase, read_record
-from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
+from lowcomm_protocol.spec.run import SignedRun, read_signed_run
 
 FIND_DEADLINE, OTHERS_DEADLINE = 60.0, 15.0
 """Seconds, and the same if other runs are published: the name is then probably misspelt."""
@@ -299,16 +299,8 @@ def _entered_at(settings: NodeSettings, run: SignedRun, now: float) -> set[str]:
 
 def kept_runs(paths: Paths) -> list[SignedRun]:
     """The signed runs that a node keeps in its home. Damaged ones count as missing."""
-    found = _read_runs(paths.runs.glob("*/run.json"))
-    return [run for path, run in found if paths.signed_run(run.fingerprint) == path]
-
-
-def _read_runs(paths: Iterable[Path]) -> list[tuple[Path, SignedRun]]:
-    runs: list[tuple[Path, SignedRun]] = []
-    for path in sorted(paths):
-        with suppress(LowcommError, OSError), path.open("rb") as file:
-            runs.append((path, read_signed_run(file.read(2 * MAX_SPEC_BYTES + 1), str(path))))
-    return runs
+    found = {path: kept_run(path) for path in sorted(paths.runs.glob("*/run.json"))}
+    return [run for path, run in found.items() if run and paths.signed_run(run.fingerprint) == path]
 
 
 def created_run(paths: Paths, wanted: str | None) -> tuple[Identity, SignedRun]:
@@ -321,8 +313,8 @@ def created_run(paths: Paths, wanted: str | None) -> tuple[Identity, SignedRun]:
     if paths.identity.exists():
         identity = load_or_create_identity(paths.identity)
         # A node keeps runs in folders; a bootstrap server, which signs a given run.toml, in files.
-        found = _read_runs([*paths.runs.glob("*/run.json"), *paths.runs.glob("*.json")])
-        runs = [run for _, run in found if run.creator == identity.peer_id]
+        files = sorted([*paths.runs.glob("*/run.json"), *paths.runs.glob("*.json")])
+        runs = [run for run in map(kept_run, files) if run and run.creator == identity.peer_id]
         chosen = the_only(matching(runs, wanted))
         if chosen is not None:
             return identity, chosen
