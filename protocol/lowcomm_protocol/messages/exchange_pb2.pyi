@@ -233,7 +233,7 @@ class SignedRecord(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PeerRecord(_message.Message):
-    __slots__ = ("protocol", "run_id", "peer_id", "issued_ms", "expires_ms", "phase", "addresses", "certificate", "swarm_step", "steps", "tokens_per_second", "stage", "entry_points", "claim", "report", "reading", "gives_text")
+    __slots__ = ("protocol", "run_id", "peer_id", "issued_ms", "expires_ms", "phase", "addresses", "certificate", "swarm_step", "steps", "tokens_per_second", "entry_points", "claim", "report", "reading", "gives_text")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -245,7 +245,6 @@ class PeerRecord(_message.Message):
     SWARM_STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
     ENTRY_POINTS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -262,13 +261,12 @@ class PeerRecord(_message.Message):
     swarm_step: int
     steps: int
     tokens_per_second: float
-    stage: int
     entry_points: _containers.RepeatedScalarFieldContainer[str]
     claim: bytes
     report: SelfReport
     reading: bytes
     gives_text: bool
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., phase: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., stage: _Optional[int] = ..., entry_points: _Optional[_Iterable[str]] = ..., claim: _Optional[bytes] = ..., report: _Optional[_Union[SelfReport, _Mapping]] = ..., reading: _Optional[bytes] = ..., gives_text: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., phase: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., entry_points: _Optional[_Iterable[str]] = ..., claim: _Optional[bytes] = ..., report: _Optional[_Union[SelfReport, _Mapping]] = ..., reading: _Optional[bytes] = ..., gives_text: _Optional[bool] = ...) -> None: ...
 
 class PiecesRead(_message.Message):
     __slots__ = ("run_id", "peer_id", "issued_ms", "part", "epoch", "pieces")

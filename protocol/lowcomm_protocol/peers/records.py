@@ -49,7 +49,7 @@ _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5}
 
 _COPIED = (
     *("peer_id", "phase", "addresses", "entry_points", "certificate", "claim"),
-    *("swarm_step", "steps", "tokens_per_second", "stage", "reading", "gives_text"),
+    *("swarm_step", "steps", "tokens_per_second", "reading", "gives_text"),
 )
 """Fields that are the same in `PeerInfo` and in its message."""
 
@@ -184,7 +184,6 @@ class PeerInfo:
     swarm_step: Count = 0
     steps: Count = 0
     tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    stage: int = 0
     entry_points: Annotated[tuple[EntryPoint, ...], Field(max_length=MAX_ENTRY_POINTS)] = ()
     """Multiaddresses of its DHT peer."""
     claim: Annotated[bytes, Field(max_length=MAX_CLAIM_BYTES)] = b""
