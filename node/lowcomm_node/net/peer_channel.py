@@ -248,9 +248,9 @@ class PeerChannel:
         self._closed = True
         self._changed.set()
         await self._tasks.cancel()
-        for connected in self._open.values():
+        channels, self._open = list(self._open.values()), {}
+        for connected in channels:
             await connected.end()
-        self._open.clear()
 
     def _follow(self, info: PeerInfo) -> None:
         """Follow the peer's newest record."""
