@@ -164,7 +164,7 @@ has no upper bound where nobody reads: 50 MiB per call were seen."""
 
 
 class Use:
-    """A rate, averaged with weights that fall by e in USE_SECONDS."""
+    """Moving average of a rate: weights fall by e in USE_SECONDS."""
 
     def __init__(self) -> None:
         self._bytes = self._at = 0.0
@@ -199,7 +199,7 @@ class BandwidthLimit:
 
     @property
     def used(self) -> float:
-        """Bytes a second, lately."""
+        """Recent bytes a second."""
         return self._use.rate(self._clock())
 
     @property
