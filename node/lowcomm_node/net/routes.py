@@ -92,7 +92,7 @@ class RouteHistory:
     def fail(self, now: float, reason: str) -> None:
         """An attempt failed."""
         self.failed, self.reason = now, reason
-        self.due = now + min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
+        self.due = now + min(FIRST_PAUSE * 2 ** min(self.failures, 20), LONGEST_PAUSE)
         self.failures += 1
 
     def lose(self, now: float) -> None:

@@ -10,7 +10,14 @@ import pytest
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net import peer_channel
 from lowcomm_node.net.peer_channel import Connected, PeerChannel
-from lowcomm_node.net.routes import ALONE_PAUSE, FIRST_PAUSE, FLAP, LONGEST_PAUSE, Route
+from lowcomm_node.net.routes import (
+    ALONE_PAUSE,
+    FIRST_PAUSE,
+    FLAP,
+    LONGEST_PAUSE,
+    Route,
+    RouteHistory,
+)
 from lowcomm_node.net.targets import Targets
 from lowcomm_protocol.peers.records import PeerInfo, Phase
 
@@ -175,6 +182,12 @@ async def test_when_nothing_works_each_route_is_tried_again_soon_and_the_reasons
             await peer.call()
         assert peer.tried == [DIRECT, TUNNEL] * tries, "not at once"
         peer.now += ALONE_PAUSE
+
+
+def test_a_route_may_fail_for_hours():
+    history = RouteHistory(failures=5000)
+    history.fail(1.0, "is dead")
+    assert history.due == 1.0 + LONGEST_PAUSE
 
 
 async def test_a_peer_with_another_address_is_called_there_at_once(peer):
