@@ -314,11 +314,14 @@ class PackStore(Download[PackSource]):
                 await asyncio.to_thread(self.file.flush)
         except LowcommError as failure:
             error = failure
+        except asyncio.CancelledError:
+            error = LinkLost("the node stops")
+            raise
         finally:
             self._work = None
-            for waiter in self._waiters:
-                if not waiter.done.done():
-                    waiter.done.set_exception(error or LinkLost("the node stops"))
+            for waiter in self._waiters:  # one that still makes room begins the next work
+                if error is not None and not waiter.done.done():
+                    waiter.done.set_exception(error)
                     waiter.done.exception()  # it may have gone
 
     def conclude(self) -> bool:
