@@ -1,12 +1,16 @@
-"""The swarm of compose.yaml, and behind routers that of compose.wan.yaml: it exchanges, learns, and
-survives what is done to it."""
+"""The swarm of compose.yaml: it exchanges, learns, and survives what is done to it; likewise on the
+text of compose.text.yaml."""
 
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from engine import Engine
 from house import House, house
+
+from helpers.processes import command, environment
 
 pytestmark = [pytest.mark.images, pytest.mark.soak, pytest.mark.timeout(3600)]
 LEAVING = 45.0
@@ -130,3 +134,39 @@ def scaled(swarm: House) -> None:
     assert len(peers) == 6
     newest = swarm.until(nodes[-1], has_exchanged(1), "the newest exchanges")
     assert newest["peers"] == 5
+
+
+def test_nodes_train_on_text_of_one_container_and_go_on_without_it(
+    engine: Engine, tmp_path: Path
+) -> None:
+    packs = packed_run(tmp_path)
+    with house(engine, "lc-text", "compose.yaml", "compose.text.yaml", PACKS=str(packs)) as swarm:
+        [text], nodes = swarm.containers("text"), swarm.containers("node")
+        assert len(nodes) == 4
+        for name in nodes:
+            status = swarm.until(name, lambda s: trains(s) and has_exchanged(1)(s), "training")
+            assert status["text"][0]["bytes_fetched"] > 0, "it had no text"
+        status = swarm.until(text, lambda s: s["peers"] == 4, "all are peers of what serves text")
+        assert status["phase"] == "serving" and is_healthy(swarm, text)
+        assert status["text"][0]["bytes_given"] > 0 == status["text"][0]["bytes_fetched"]
+
+        engine.podman("stop", "--time", "60", text)
+        assert engine.podman("inspect", "--format", "{{.State.ExitCode}}", text).strip() == "0"
+        steps = {name: swarm.until(name, trains, "training")["trainer"]["steps"] for name in nodes}
+        for name, count in steps.items():
+            swarm.until(name, lambda s, n=count: s["trainer"]["steps"] > n + 20, "training on")
+
+
+def packed_run(folder: Path) -> Path:
+    """A folder as compose.text.yaml wants it: a pack, and the run that names it."""
+    texts, packs = folder / "texts", folder / "packs"
+    texts.mkdir()
+    packs.mkdir()
+    for number in range(60):
+        (texts / f"{number}.txt").write_text(f"Tea number {number}. " * 200)
+    for line in ("data pack ../texts tea.pack", "init --data tea.pack --steps 20000 run.toml"):
+        subprocess.run(
+            command("lowcomm_node", *line.split(), "--home", str(folder / "creator")),
+            cwd=packs, env=environment(), check=True, timeout=60,
+        )  # fmt: skip
+    return packs
