@@ -9,28 +9,28 @@ checkpoint needs none, and gives those that it finds.
 """
 
 import asyncio
-import errno
-import os
-from collections.abc import Awaitable, Callable, Sequence
+import shutil
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.fetch.engine import Download, Source
 from lowcomm_node.fetch.text import RunText
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.file_digests import read_digests
-from lowcomm_node.storage.files import DiskQuota, disk_full_error, require_space, sync
+from lowcomm_node.storage.files import DiskQuota, require_space, sync
+from lowcomm_node.storage.pack_file import FilePieces, PackFile
 from lowcomm_node.storage.paths import absolute
 from lowcomm_node.system.tasks import start
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
-from lowcomm_protocol.spec.sections import DIGEST_BYTES, PIECE_BYTES, count_pieces, digest_of_pieces
+from lowcomm_protocol.spec.sections import DIGEST_BYTES, PIECE_BYTES, count_pieces
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,17 @@ def start_of(spec: RunSpec) -> list[RunFile]:
 class FileDownload(Download[Source]):
     """A file on its way to ``path``; its digest is fixed, so every piece may come from anybody.
 
-    Pieces lie in a hidden file beside it, and are hashed again after a crash.
+    Pieces lie in a hidden folder beside it.
     """
 
     def __init__(self, file: RunFile, path: Path) -> None:
         super().__init__(file.name, pb.Enter(file=file.sha256), file.size or 0)
         self.file = file
         self.path = path
-        self.digests: tuple[bytes, ...] = ()  # SHA-256 of each piece, once they are known
-        self.part = path.with_name(f".{path.name}.part")
-        self._descriptor: int | None = None
-        self._opening, self._writing = asyncio.Lock(), Lock()
+        self.folder = path.with_name(f".{path.name}.pieces")
+        self.digests = b""  # SHA-256 of each piece, once they are known
+        self._pieces: PackFile | None = None
+        self._opening = asyncio.Lock()
 
     def conclude(self) -> bool:
         return bool(self.digests) and self.size == self.total
@@ -92,29 +92,23 @@ class FileDownload(Download[Source]):
         return count * DIGEST_BYTES if count > 1 and not enter.listed else 0
 
     async def open(self, peer: PeerInfo, opened: pb.Opened, listing: bytes) -> Source:
-        digests = tuple(
-            listing[start : start + DIGEST_BYTES] for start in range(0, len(listing), DIGEST_BYTES)
-        )
-        if listing and digest_of_pieces(digests) != self.file.pieces:
+        if listing and sha256(listing).hexdigest() != self.file.pieces:
             raise ProtocolViolation(f"lists digests that are not those of {self.name}")
         if self.file.size is not None:
-            await self._begin(self.file.size, digests or (self.file.sha256,))
+            await self._begin(self.file.size, listing or self.file.sha256)
         elif not self.digests and not self._under_way:
             self.missing[0] = 0
         return Source(peer.peer_id, opened.size)
 
     def size_of(self, source: Source, index: int) -> int:
-        if not self.digests:  # nothing that a peer says of it counts for another
-            return source.size
-        return min(PIECE_BYTES, self.total - index * PIECE_BYTES)
+        # Before the size is pinned, nothing that a peer says of it counts for another.
+        return source.size if self._pieces is None else self._pieces.size_of(index)
 
     async def put(self, source: Source, index: int, data: bytearray) -> None:
-        digest = await asyncio.to_thread(lambda: sha256(data).digest())
-        if digest != (self.digests[index] if self.digests else self.file.sha256):
+        if self._pieces is None and sha256(data).digest() == self.file.sha256:
+            await self._begin(len(data), self.file.sha256)
+        if self._pieces is None or not await asyncio.to_thread(self._pieces.take, index, data):
             raise ProtocolViolation(f"sent a wrong piece of {self.name}")
-        if not self.digests:
-            await self._begin(len(data), (digest,))
-        await asyncio.to_thread(self._write, index, data)
         if index in self.missing or index in self._under_way:  # else another peer was faster
             self._came(index, len(data))
 
@@ -126,65 +120,43 @@ class FileDownload(Download[Source]):
 
     def finish(self) -> None:
         """Give the whole file its name. Raises DiskFull."""
-        assert self._descriptor is not None
-        with disk_full_error(self.path.parent, self.total):
-            os.fsync(self._descriptor)
-            self.part.replace(self.path)
-            sync(self.path.parent)
+        self.close()
+        (self.folder / "data").replace(self.path)
+        sync(self.path.parent)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Keep what has come."""
-        with self._writing:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-            self._descriptor = None
+        """Keep what has come. Raises DiskFull."""
+        if self._pieces is not None:
+            self._pieces.close()
 
-    async def _begin(self, size: int, digests: tuple[bytes, ...]) -> None:
+    async def _begin(self, size: int, digests: bytes) -> None:
+        """Open the folder, and read what is in it."""
         async with self._opening:
-            if self.digests:
+            if self._pieces is not None:
                 return
-            stop = Event()
-            try:
-                missing = await asyncio.to_thread(self._read_part, size, digests, stop)
-            finally:
-                stop.set()  # a thread can't be cancelled
-            self.missing.clear()
-            self.missing.update(dict.fromkeys(missing, 0))
-            self._under_way.clear()
+            pieces = PackFile(
+                FilePieces(size, PIECE_BYTES, sha256(digests).hexdigest()), self.folder
+            )
+            self._pieces = pieces
+            await asyncio.to_thread(self._open, pieces, digests)
             self.total, self.digests = size, digests
             self.enter.listed = True
-            self.size = size - sum(min(PIECE_BYTES, size - i * PIECE_BYTES) for i in self.missing)
+            self.missing.clear()
+            self._under_way.clear()
+            for piece in range(pieces.part.piece_count):
+                if pieces.has(piece):
+                    self.size += pieces.size_of(piece)
+                else:
+                    self.missing[piece] = 0
 
-    def _read_part(self, size: int, digests: Sequence[bytes], stop: Event) -> list[int]:
-        """Open and hash the hidden file, unless ``stop`` is set before its end. Returns the pieces
-        that are missing. Raises DiskFull."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not self.part.exists():
-            require_space(self.path.parent, size)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        self._descriptor = descriptor = os.open(self.part, flags, 0o600)
-        had = os.fstat(descriptor).st_size
-        os.ftruncate(descriptor, size)
-        missing: list[int] = []
-        for index, digest in enumerate(digests):
-            start = index * PIECE_BYTES
-            with self._writing:  # so that it is not closed meanwhile
-                if stop.is_set():
-                    break
-                if (
-                    start >= had
-                    or _is_hole(descriptor, start, PIECE_BYTES)
-                    or sha256(os.pread(descriptor, PIECE_BYTES, start)).digest() != digest
-                ):
-                    missing.append(index)
-        return missing
-
-    def _write(self, index: int, data: bytearray) -> None:
-        with self._writing, disk_full_error(self.path.parent, len(data)):
-            view, start = memoryview(data), index * PIECE_BYTES
-            while view and self._descriptor is not None:  # None: its task was cancelled
-                start += (count := os.pwrite(self._descriptor, view, start))
-                view = view[count:]
+    def _open(self, pieces: PackFile, digests: bytes) -> None:
+        self.path.with_name(f".{self.path.name}.part").unlink(missing_ok=True)  # before 0.2
+        if not self.folder.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            require_space(self.path.parent, pieces.part.size)
+        pieces.open(digests)
+        pieces.check(piece for piece in list(pieces.occupied) if not pieces.has(piece))
 
 
 @dataclass(frozen=True)
@@ -193,8 +165,8 @@ class VerifiedFile:
 
     path: Path
     size: int
-    digests: tuple[bytes, ...]
-    """SHA-256 of each piece."""
+    digests: bytes
+    """SHA-256 of each piece, one after another."""
     identity: tuple[int, ...]
     """Device, inode, size and time: they differ if anybody has written to the file since."""
 
@@ -215,10 +187,10 @@ class VerifiedFiles:
         held = self._held.get(digest)
         return held if held is not None and _identity(held.path) == held.identity else None
 
-    def add(self, file: RunFile, path: Path, digests: Sequence[bytes]) -> None:
+    def add(self, file: RunFile, path: Path, digests: bytes) -> None:
         """Take in a file that is the right one, and the digests of its pieces."""
         size = path.stat().st_size
-        self._held[file.sha256] = VerifiedFile(path, size, tuple(digests), _identity(path))
+        self._held[file.sha256] = VerifiedFile(path, size, digests, _identity(path))
 
     async def verify(self, file: RunFile, path: Path) -> str:
         """Take in a file if it is the wanted one. Returns why it is not; empty if it is."""
@@ -240,18 +212,8 @@ class VerifiedFiles:
                 f"is not the {file.name} of this run: its SHA-256 is {read.sha256.hex()}, the "
                 f"run's is {file.sha256.hex()}"
             )
-        self.add(file, path, read.pieces)
+        self.add(file, path, b"".join(read.pieces))
         return ""
-
-
-def _is_hole(descriptor: int, start: int, size: int) -> bool:
-    """Whether the system knows that nothing was written there."""
-    if not hasattr(os, "SEEK_DATA"):
-        return False
-    try:
-        return os.lseek(descriptor, start, os.SEEK_DATA) >= start + size
-    except OSError as error:
-        return error.errno == errno.ENXIO  # nothing was written from there to the end
 
 
 def _identity(path: Path) -> tuple[int, ...]:
@@ -366,7 +328,8 @@ class Provider:
             return path
         download = FileDownload(file, kept)
         needed = file.size or PIECE_BYTES
-        self._disk_quota.require(needed, f"{file.name} of the run", part=download.part)
+        part = download.folder / "data"
+        self._disk_quota.require(needed, f"{file.name} of the run", part=part)
         try:
             await self._fetch(download)
             await asyncio.to_thread(download.finish)

@@ -34,6 +34,7 @@ from lowcomm_node.system.quota import OF_FEW, Shares, prefixes_of
 from lowcomm_node.system.tasks import in_time
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.spec.sections import DIGEST_BYTES
 from lowcomm_protocol.state import StateForm
 
 REQUEST_BYTES = 64  # bytes of a request at most
@@ -306,8 +307,7 @@ class PieceServer:
         if enter.WhichOneof("content") == "file":
             if (file := self.files.find(enter.file)) is None:
                 raise RetryLater("does not have it any more")
-            is_listed = enter.listed or len(file.digests) == 1
-            listing = b"" if is_listed else b"".join(file.digests)
+            listing = b"" if enter.listed or len(file.digests) == DIGEST_BYTES else file.digests
             yield Content(
                 pb.Opened(name=enter.file, size=file.size), listing, file.path, file.place
             )

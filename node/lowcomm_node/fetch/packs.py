@@ -130,10 +130,11 @@ class PackStore(Download[PackSource]):
     ) -> None:
         """``fetch`` asks peers; ``warn`` gets what is wrong with a mirror. The file must be
         open."""
+        assert isinstance(file.part, PackedText)
         super().__init__(file.part.name, pb.Enter(pack=bytes.fromhex(file.part.pieces)))
         self.enter.listed = bool(file.digests)
         self.file = file
-        self.part: PackedText = file.part
+        self.part = file.part
         self.path = file.path
         """File with the pieces that are here in their places."""
         self.holders: LRUCache[str, bytes] = LRUCache(MAX_HOLDERS)

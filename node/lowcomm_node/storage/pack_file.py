@@ -1,4 +1,4 @@
-"""Pieces of one packed text on this machine, and which of them were verified.
+"""Pieces of a packed text or of a run's file on this machine, and which of them were verified.
 
     FOLDER/data   the pieces in their places; holes where one is missing
     FOLDER/list   SHA-256 of each piece
@@ -14,6 +14,7 @@ import errno
 import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -30,15 +31,32 @@ def has_bit(bitmap: bytes | bytearray, index: int) -> bool:
     return bool(bitmap[index >> 3] & 0x80 >> (index & 7))
 
 
-def bitmap_bytes(part: PackedText) -> int:
+@dataclass(frozen=True)
+class FilePieces:
+    """The pieces of a file that is no packed text."""
+
+    size: int
+    piece_bytes: int
+    pieces: str
+    """SHA-256 of the list of their digests."""
+
+    @property
+    def piece_count(self) -> int:
+        """The number of pieces; the last may be smaller."""
+        return -(-self.size // self.piece_bytes)
+
+
+def bitmap_bytes(part: PackedText | FilePieces) -> int:
     """Bytes of a bitmap of all pieces."""
     return -(-part.piece_count // 8)
 
 
 class PackFile:
-    """Pieces of one text. Its methods block; call ``open`` first, and ``close`` last."""
+    """Pieces of one file. Its methods block; call ``open`` first, and ``close`` last."""
 
-    def __init__(self, part: PackedText, folder: Path, own: Path | None = None) -> None:
+    def __init__(
+        self, part: PackedText | FilePieces, folder: Path, own: Path | None = None
+    ) -> None:
         """``own``: the pack of the owner, if there is one."""
         self.part = part
         self.folder = folder
@@ -79,6 +97,10 @@ class PackFile:
             self.digests = digests
         return True
 
+    def size_of(self, piece: int) -> int:
+        """Bytes of a piece: the last one may have fewer."""
+        return min(self.part.piece_bytes, self.part.size - piece * self.part.piece_bytes)
+
     def has(self, piece: int) -> bool:
         """Whether a piece is here and verified."""
         return has_bit(self.here, piece)
@@ -118,7 +140,7 @@ class PackFile:
                 place += (count := os.pwrite(self._descriptor, view, place))
                 view = view[count:]
             self.occupied.add(piece)
-            if len(data) == self.part.piece_bytes and not view:
+            if len(data) == self.size_of(piece) and not view:
                 self._set(piece)
 
     def begun(self, piece: int) -> int:
@@ -183,7 +205,8 @@ class PackFile:
         size, whole = self.part.piece_bytes, bytearray(len(self.here))
         for start, end in self._extents():
             self.occupied.update(range(start // size, -(-end // size)))
-            for piece in range(-(-start // size), end // size):
+            last = self.part.piece_count if end == self.part.size else end // size
+            for piece in range(-(-start // size), last):
                 whole[piece >> 3] |= 0x80 >> (piece & 7)
         for place, bits in enumerate(whole):
             self.here[place] &= bits

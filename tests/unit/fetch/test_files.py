@@ -4,13 +4,11 @@ Each piece is the right one, or its sender is not asked again.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from threading import Event
 
 import pytest
 
@@ -41,6 +39,7 @@ from lowcomm_protocol.spec.sections import StartSettings, digest_of_pieces
 STEP = 100_000
 SIZE = 10 * STEP - 7
 DATA = Random(1).randbytes(SIZE)
+LISTING = b"".join(sha256(DATA[at : at + STEP]).digest() for at in range(0, SIZE, STEP))
 
 
 @pytest.fixture(autouse=True)
@@ -101,14 +100,10 @@ async def givers(file: RunFile, *paths: Path) -> AsyncIterator[list[Callee]]:
         for number, path in enumerate(paths, 1):
             callee = await stack.enter_async_context(listening(identity(number)))
             held = VerifiedFiles()
-            held.add(file, path, digests_of(DATA))
+            held.add(file, path, LISTING)
             callee.fetching = PieceServer(held).serve
             callees.append(callee)
         yield callees
-
-
-def digests_of(data: bytes) -> list[bytes]:
-    return [sha256(data[at : at + STEP]).digest() for at in range(0, len(data), STEP)]
 
 
 async def test_it_comes_from_several_peers_at_once(
@@ -121,7 +116,7 @@ async def test_it_comes_from_several_peers_at_once(
         one = Taking(file, into, channels, lambda: [callee.info() for callee in callees])
         await soon(one.take(shown.append))
     assert into.read_bytes() == DATA
-    assert list(one.download.digests) == digests_of(DATA)
+    assert one.download.digests == LISTING
     assert [path.name for path in into.parent.iterdir()] == [file.name]
     assert all(name in (shown[0], *shown) for name in shown)
     assert any("of 1.0 MB from" in text for text in shown), shown
@@ -256,7 +251,7 @@ async def test_pieces_on_the_disk_are_kept_after_a_crash_and_hashed_again(
         download = FileDownload(file, tmp_path / "home" / "f")
         opened = pb.Opened(name=file.sha256, size=SIZE)
         peer = PeerInfo(**dict.fromkeys(PeerInfo.__dataclass_fields__, ""))
-        return download, await download.open(peer, opened, b"".join(digests_of(DATA)))
+        return download, await download.open(peer, opened, LISTING)
 
     async def put(download: FileDownload, source: Source, index: int) -> None:
         await download.put(source, index, bytearray(DATA[index * STEP : (index + 1) * STEP]))
@@ -270,47 +265,13 @@ async def test_pieces_on_the_disk_are_kept_after_a_crash_and_hashed_again(
     assert set(again.missing) == set(range(10)) - {2, 9} and again.size == one.size
     again.close()
     await put(again, source, 3)  # a thread that comes late
-    [part] = (tmp_path / "home").iterdir()
-    data = bytearray(part.read_bytes())
-    data[2 * STEP + 5] ^= 1
-    part.write_bytes(data)
+    (tmp_path / "home" / ".f.pieces" / "here").unlink()
+    with (tmp_path / "home" / ".f.pieces" / "data").open("r+b") as data:
+        data.seek(2 * STEP + 5)
+        data.write(b"other")
     last, _ = await begun()
     assert set(last.missing) == set(range(9))
     last.close()
-
-
-async def test_of_a_part_only_what_was_written_is_read_and_no_more_once_it_is_cancelled(
-    file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    part, read, goes_on = tmp_path / ".f.part", list[int](), Event()
-    with part.open("wb") as target:
-        for index in (2, 5, 8):
-            target.seek(index * STEP)
-            target.write(DATA[index * STEP : (index + 1) * STEP])
-    pread = os.pread
-
-    def slowly(descriptor: int, size: int, place: int) -> bytes:
-        read.append(place // STEP)
-        goes_on.wait(30)
-        return pread(descriptor, size, place)
-
-    monkeypatch.setattr(files.os, "pread", slowly)
-    stopped = FileDownload(file, tmp_path / "f")
-    work = asyncio.create_task(stopped._begin(SIZE, tuple(digests_of(DATA))))
-    await until_async(lambda: asyncio.sleep(0, bool(read)), 30, "it is read")
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
-    goes_on.set()
-    stopped.close()
-    await asyncio.sleep(0.1)
-    assert len(read) == 1
-    read.clear()
-    again = FileDownload(file, tmp_path / "f")
-    await again._begin(SIZE, tuple(digests_of(DATA)))
-    again.close()
-    assert set(again.missing) == set(range(10)) - {2, 5, 8}
-    # The system allots whole blocks, so neighbours may be read, too.
-    assert len(read) < 10
 
 
 async def test_nothing_is_given_but_what_has_been_verified_and_left_alone(
@@ -320,7 +281,7 @@ async def test_nothing_is_given_but_what_has_been_verified_and_left_alone(
     assert held.find(file.sha256) is None
     assert not await held.verify(file, original)
     found = held.find(file.sha256)
-    assert found is not None and list(found.digests) == digests_of(DATA)
+    assert found is not None and found.digests == LISTING
     original.write_bytes(DATA)
     assert held.find(file.sha256) is None, "somebody has written to it"
 
@@ -337,7 +298,7 @@ def provider(
         fetched.append(download.name)
         opened = pb.Opened(name=download.file.sha256, size=SIZE)
         peer = PeerInfo(**dict.fromkeys(PeerInfo.__dataclass_fields__, ""))
-        source = await download.open(peer, opened, b"".join(digests_of(DATA)))
+        source = await download.open(peer, opened, LISTING)
         while (index := download.take(source)) is not None:
             await download.put(source, index, bytearray(DATA[index * STEP : (index + 1) * STEP]))
 
@@ -367,8 +328,9 @@ async def test_a_part_that_is_here_is_no_reason_to_refuse_the_rest(
 ) -> None:
     run, home = run_of(original), tmp_path / "home"
     start = NodeSettings(home=home).paths.start(run.fingerprint)
-    start.mkdir(parents=True)
-    (start / ".model.safetensors.part").write_bytes(DATA[: 9 * STEP])
+    begun = start / ".model.safetensors.pieces"
+    begun.mkdir(parents=True)
+    (begun / "data").write_bytes(DATA[: 9 * STEP])
     one = provider(home, run, [])
     one._disk_quota = DiskQuota(home, 1.2 * SIZE / GIB)
     _, [path], _ = await one.provide()
