@@ -17,7 +17,13 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -183,8 +189,10 @@ class Content:
     path: Path
     place: Callable[[int], tuple[int, int]]
     """Offset and size of a piece in the file; (0, 0): there is no such piece."""
-    text: PackStore | None = None
-    """Packed text, of which only some pieces may be here."""
+    giving: Callable[[int, int], AbstractAsyncContextManager[None]] = lambda *_: nullcontext()
+    """Context in which a piece is here, and some bytes of it are given."""
+    gives_way: bool = False
+    """Whether exchanges go before it."""
 
 
 class PieceServer:
@@ -261,34 +269,22 @@ class PieceServer:
                 if request.WhichOneof("kind") != "wanted" or wanted.offset >= size:
                     raise ProtocolViolation(f"byte {wanted.offset} of piece {wanted.piece}")
                 end = min(size, wanted.offset + (wanted.size or size))
-                if content.text is None:
-                    await self._send_piece(peer, stream, file, start, wanted.offset, end)
-                    continue
-                with content.text.giving(wanted.piece):
-                    if not await content.text.is_good(wanted.piece):
-                        raise RetryLater("does not have that piece any more")
-                    await self._send_piece(peer, stream, file, start, wanted.offset, end, True)
-                    content.text.bytes_given += end - wanted.offset
+                async with content.giving(wanted.piece, end - wanted.offset):
+                    await self._send_piece(peer, stream, file, start, wanted.offset, end, content)
         finally:
             os.close(file)
 
     async def _send_piece(
-        self,
-        peer: str,
-        stream: CalleeStream,
-        file: int,
-        start: int,
-        offset: int,
-        end: int,
-        gives_way: bool = False,
-    ) -> None:
+        self, peer: str, stream: CalleeStream, file: int, start: int, offset: int, end: int,
+        content: Content,
+    ) -> None:  # fmt: skip
         """Send bytes of a piece that begins at ``start`` of an open file."""
         while offset < end:
             # A removal takes effect in the middle of a transfer, too.
             if not self._may(peer):
                 raise CheckpointError("This run does not take you any more.")
             count = min(end - offset, self._up.piece(CHUNK_BYTES))
-            if gives_way:
+            if content.gives_way:
                 await self._up.give_way()
                 count = min(count, LEAST_PIECE if self._up.is_busy else count)
             data = await asyncio.to_thread(os.pread, file, count, start + offset)
@@ -320,7 +316,7 @@ class PieceServer:
                 return (index * size, size) if index < count else (0, 0)
 
             listing = b"" if enter.listed else store.file.digests
-            yield Content(opened, listing, store.path, within, store)
+            yield Content(opened, listing, store.path, within, store.giving, True)
             return
         assert self.state is not None
         form, snapshots = self.state

@@ -13,8 +13,8 @@ is given next.
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from math import inf
@@ -23,7 +23,7 @@ from time import monotonic
 
 from cachetools import LRUCache, TTLCache
 
-from lowcomm_node.errors import DataError, DiskFull, LinkLost
+from lowcomm_node.errors import DataError, DiskFull, LinkLost, RetryLater
 from lowcomm_node.fetch.engine import BARRED_SECONDS, LATER, TICK, Download, Fetch, Source
 from lowcomm_node.fetch.mirrors import Mirror, MirrorRefused
 from lowcomm_node.net.bandwidth import BandwidthLimit
@@ -241,21 +241,21 @@ class PackStore(Download[PackSource]):
 
     # who reads, and who gets pieces
 
-    @contextmanager
-    def giving(self, piece: int) -> Iterator[None]:
-        """Context in which a piece stays here, since a peer gets it."""
+    @asynccontextmanager
+    async def giving(self, piece: int, size: int) -> AsyncIterator[None]:
+        """Context in which a piece stays here, since a peer gets ``size`` bytes of it. Raises
+        RetryLater if it is not here."""
         self._used[piece] = monotonic()
         self._giving[piece] += 1
         try:
+            if self.file.is_own and piece not in self._damaged:
+                await self._check([piece])  # before its first use
+            if not self.has(piece):
+                raise RetryLater("does not have that piece any more")
             yield
+            self.bytes_given += size
         finally:
             self._giving[piece] -= 1
-
-    async def is_good(self, piece: int) -> bool:
-        """Whether a piece may be given: one of the owner's pack is read before its first use."""
-        if self.file.is_own and piece not in self._damaged:
-            await self._check([piece])
-        return self.has(piece)
 
     def claimed(self) -> set[int]:
         """Pieces that take space of our disk, or will take it."""

@@ -1,12 +1,10 @@
 """What must hold for a copied state: a peer that trains on from it is where the others are, as far
 as they can be believed."""
 
-import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread, current_thread, main_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,20 +188,6 @@ async def test_what_is_here_of_a_state_goes_once_it_is_known_that_none_is_needed
         one.givers = givers
         assert await one.catch_up(STEP) is None
         assert not one.folder.exists()
-
-
-async def test_removing_what_was_copied_holds_up_nothing_else(late, monkeypatch):
-    threads, rmtree = list[Thread](), shutil.rmtree
-
-    def remove(path: Path, ignore_errors: bool = False) -> None:
-        if path.name == "incoming":
-            threads.append(current_thread())
-        rmtree(path, ignore_errors=ignore_errors)
-
-    monkeypatch.setattr(shutil, "rmtree", remove)
-    async with late(STEP) as one:
-        await one.catch_up()
-    assert len(threads) == 1 and main_thread() not in threads
 
 
 # Whom it copies
