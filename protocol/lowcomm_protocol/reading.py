@@ -254,6 +254,8 @@ class SharedReading:
         self._is_new = [True for _ in self._counts]
         """Whether we have read nothing of a part yet."""
         self._gave_way = 0
+        self._counted: dict[Place, tuple[int, int]] = {}
+        """What counts as read, and the swarm step at which that was reckoned."""
 
     # what we know
 
@@ -283,6 +285,7 @@ class SharedReading:
     def read(self, piece: TextPiece) -> None:
         """Note a piece that we have read."""
         self._gave_way, number = 0, self._counts[piece.part]
+        self._counted.clear()
         self._is_new[piece.part] = False
         if 0 <= piece.piece < number and piece.epoch >= self.epochs[piece.part] - 1:
             place = piece.part, piece.epoch
@@ -297,6 +300,7 @@ class SharedReading:
         if is_met:
             self._met[peer] = True
         bits = statement.bits(self._counts[statement.part])
+        self._counted.clear()
         if peer == self._peer_id:
             self._own[place] = self._own.get(place, 0) | bits
             return
@@ -334,6 +338,7 @@ class SharedReading:
     def forget(self, peer_id: str) -> None:
         """Believe a peer no longer that was removed from the run."""
         self._met.pop(peer_id, None)
+        self._counted.clear()
         for said in self._said.values():
             said.pop(peer_id, None)
 
@@ -361,6 +366,13 @@ class SharedReading:
 
     def pieces_read(self, place: Place) -> Pieces:
         """What has been read of a part in an epoch by anybody, as far as we believe it."""
+        at, bits = self._counted.get(place, (self._clock - self._interval, 0))
+        if self._clock >= at + self._interval:
+            bits = self._count(place)
+            self._counted[place] = self._clock, bits
+        return self._unpacked(place, bits)
+
+    def _count(self, place: Place) -> int:
         said, bits = self._said.get(place, {}), self._own.get(place, 0)
         met = {peer: one for peer, one in said.items() if peer in self._met}
         largest = nlargest(2, met.values(), key=lambda one: one.size)
@@ -373,7 +385,7 @@ class SharedReading:
             new = self._believed(place, one, largest_size, room)
             room -= new.bit_count()
             bits |= new
-        return self._unpacked(place, bits)
+        return bits
 
     # what to read
 
