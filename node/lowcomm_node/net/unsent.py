@@ -33,18 +33,13 @@ async def keep_little_unsent() -> None:
         try:
             for connection in connections():
                 with connection, suppress(OSError):  # it may have ended meanwhile
-                    bound_unsent(connection)
+                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RATE.size)
+                    rate = _RATE.unpack(info)[0] if len(info) == _RATE.size else 0
+                    unsent = min(max(int(UNSENT_SECONDS * rate), LEAST_UNSENT), MOST_UNSENT)
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)
         except OSError as error:  # such as too many open files: it passes
             log.warning("unsent.not_bounded", reason=str(error))
         await asyncio.sleep(EVERY)
-
-
-def bound_unsent(connection: socket.socket) -> None:
-    """Let the kernel keep little of a connection that can't be sent yet. Raises OSError."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RATE.size)
-    rate = _RATE.unpack(info)[0] if len(info) == _RATE.size else 0
-    unsent = min(max(int(UNSENT_SECONDS * rate), LEAST_UNSENT), MOST_UNSENT)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)
 
 
 def connections() -> Iterator[socket.socket]:

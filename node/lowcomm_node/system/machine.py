@@ -276,9 +276,11 @@ def step_back(level: int) -> None:
             os.setpriority(os.PRIO_PROCESS, thread, level_now)
             if level >= LAST:
                 os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-    if _has_weight() or not _sessions_count():
+    if _has_weight():
         return
-    with suppress(OSError):  # it leads a group
+    with suppress(OSError):  # it leads a group, or sessions don't count
+        if _read(PROC, "sys/kernel/sched_autogroup_enabled") != "1":
+            return
         if os.getsid(0) != os.getpid():
             os.setsid()
         for _ in range(3):  # without privileges the kernel takes one such change in 0.1 s
@@ -296,12 +298,6 @@ def waited(pid: int) -> float:
         with suppress(OSError, ValueError, IndexError):
             longest = max(longest, int(_read(thread).split()[1]))
     return longest / 1e9
-
-
-def _sessions_count() -> bool:
-    with suppress(OSError):
-        return _read(PROC, "sys/kernel/sched_autogroup_enabled") == "1"
-    return False
 
 
 def _has_weight() -> bool:
