@@ -91,11 +91,10 @@ class _Origin:
     """Where a call comes from."""
 
     place: str
-    """The key of quotas: an IP address, or the relay if it comes through one."""
+    """The key of quotas: an IP address, or the relay if it comes through one. Empty if a process of
+    this machine calls through none of our pipes."""
     incoming: IncomingStream | None = None
     """The pipe, if it comes through one of ours."""
-    is_local: bool = False
-    """Whether a process of this machine calls through none of our pipes."""
 
     @property
     def accused(self) -> str:
@@ -231,13 +230,11 @@ class ExchangeService:
             host = unquote(name).rpartition(":")[0].strip("[]").partition("%")[0]
             return _Origin(str(number_of(host)))
         incoming = self.pipes.incoming.get(unquote(name)) if self.pipes is not None else None
-        if incoming is None:
-            return _Origin("", is_local=True)
-        return _Origin(incoming.place, incoming)
+        return _Origin(incoming.place if incoming is not None else "", incoming)
 
     def _caller(self, context: Any, origin: _Origin) -> str:
         metadata = dict(context.invocation_metadata() or ())
-        if origin.is_local:
+        if not origin.place:
             raise errors.RecordError(
                 "A call from this machine that comes through no pipe is refused."
             )
