@@ -7,7 +7,7 @@ the names that other modules take from it. If hivemind was imported as a whole b
 
 tests/unit/net/test_hivemind_parts.py fails if an upgrade of hivemind needs more.
 """
-# ruff: noqa: E402
+# ruff: noqa: E402, F401
 
 import logging
 import sys
@@ -69,22 +69,3 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 # protobuf builds these modules at import, so a type checker can't see their contents.
 dht_pb2: Any = hivemind.proto.dht_pb2
 p2pd_pb2: Any = hivemind.proto.p2pd_pb2
-
-__all__ = [
-    "DHTID",
-    "P2P",
-    "ControlFailure",
-    "DHTLocalStorage",
-    "DHTNode",
-    "DHTProtocol",
-    "DHTRecord",
-    "DictionaryDHTValue",
-    "MSGPackSerializer",
-    "Multiaddr",
-    "PeerID",
-    "RecordValidatorBase",
-    "RoutingTable",
-    "ValueWithExpiration",
-    "dht_pb2",
-    "p2pd_pb2",
-]
