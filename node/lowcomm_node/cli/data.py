@@ -60,9 +60,10 @@ def pack(
         licence: Licence of the text.
         words: Words to people who look into the pack.
     """
+    from lowcomm_node.data.corpus import find_text
     from lowcomm_node.data.documents import ReadOptions
     from lowcomm_node.data.pack import ENDING
-    from lowcomm_node.data.packing import Packer, find_text
+    from lowcomm_node.data.packing import Packer
     from lowcomm_node.data.tokenizer import use_threads
     from lowcomm_node.storage.files import load_or_create_identity
 

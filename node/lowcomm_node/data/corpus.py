@@ -1,4 +1,4 @@
-"""What becomes private text: documents, each either trained on or held out.
+"""What becomes a pack: documents, each either trained on or held out.
 
 Names or contents decide what is held out, not chance, so that peers with the same data evaluate on
 the same text.
@@ -6,6 +6,7 @@ the same text.
 
 import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from lowcomm_node.data.documents import Document, ReadOptions, SourceFile, TextFiles, cut_before
-from lowcomm_node.data.sources import TEXT, find_files
+from lowcomm_node.data.sources import TEXT, expanded, find_files
 from lowcomm_node.data.stories import HELD_OUT_EVERY, NAME, STORIES, tell
 from lowcomm_node.errors import ConfigError, DataError
 
@@ -26,6 +27,10 @@ SHORTEST_TAIL = 4 << 10  # bytes of such an end
 TAIL_SHARE = 100
 _HELD_OUT_FILES = 20
 _HELD_OUT_DOCUMENTS = 100
+SMALLEST_SHARE, LARGEST_SHARE, HELD_OUT_BYTES = 1 / 1000, 1 / 20, 8 << 20
+"""Share of the documents of a shared text that is held out: as many as make these bytes, within
+these bounds."""
+_SPLIT = re.compile(r"(^|[^a-z])(test|val|valid|validation)([^a-z]|$)")
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class BuiltinCorpus:
     def documents(
         self, file: int = 0, place: int = 0, is_within: bool = False
     ) -> Iterator[tuple[int, Document]]:
-        """As TextSource has it: one file, of which each text is a row."""
+        """As TextFiles has it: one file, of which each text is a row."""
         read = sum(map(len, self.texts[:place]))
         for row in range(place, 0 if file or is_within else len(self.texts)):
             text = self.texts[row]
@@ -111,7 +116,7 @@ class PrivateText(TextFiles):
     def documents(
         self, file: int = 0, place: int = 0, is_within: bool = False
     ) -> Iterator[tuple[int, Document]]:
-        """As TextSource has it."""
+        """As TextFiles has it."""
         spare = self._spare()
         for number, document in super().documents(file, place, is_within):
             is_spare = document.key == spare
@@ -151,10 +156,30 @@ def _with_end_held_out(document: Document, end: int) -> list[Document]:
     return [learned, replace(document, text=text[cut:], begins=True, held_out=True)]
 
 
-Corpus = BuiltinCorpus | PrivateText
+@dataclass(frozen=True)
+class SharedText(TextFiles):
+    """Files that become a pack for others."""
+
+    def documents(
+        self, file: int = 0, place: int = 0, is_within: bool = False
+    ) -> Iterator[tuple[int, Document]]:
+        """As TextFiles has it; documents that their hash chooses are held out, unless the text has
+        a split for evaluation."""
+        share = min(LARGEST_SHARE, max(SMALLEST_SHARE, HELD_OUT_BYTES / max(1, self.size)))
+        below = 0 if any(source.is_split for source in self.files) else int(share * (1 << 64))
+        is_first = not (file or place)  # which may be the only document
+        for number, document in super().documents(file, place, is_within):
+            is_chosen = int.from_bytes(document.key[:8]) < below and not is_first
+            yield number, replace(document, held_out=is_chosen or self.files[number].is_split)
+            is_first = False
 
 
-def open_corpus(source: str, field: str = "text") -> Corpus:
+Corpus = BuiltinCorpus | PrivateText | SharedText
+
+
+def open_corpus(
+    source: str, field: str = "text", end_token: int | None = None
+) -> BuiltinCorpus | PrivateText:
     """``builtin:python``, ``builtin:stories``, or a file, folder or glob of one kind. ``text:``,
     ``jsonl:`` or ``parquet:`` before it selects the kind. Raises ConfigError."""
     if source == "builtin:python":
@@ -169,7 +194,23 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
     kind, files = find_files(source)
     name = f"{kind}:{PurePosixPath(source.removeprefix(f'{kind}:')).name}"
     chosen = tuple(SourceFile(kind, file) for file in files)
-    return PrivateText(chosen, ReadOptions(field), source, name)
+    return PrivateText(chosen, ReadOptions(field, end_token=end_token), source, name)
+
+
+def find_text(sources: Sequence[str], options: ReadOptions) -> SharedText:
+    """The files of the owner's sources, those of a split for evaluation first, so that what they
+    hold is left out of the others. Raises ConfigError."""
+    files: list[SourceFile] = []
+    for source in sources:
+        kind, paths = find_files(source)
+        root = expanded(source.removeprefix(f"{kind}:"))
+        for path in paths:
+            inside = path.relative_to(root).as_posix() if root.is_dir() else path.name
+            is_split = kind != TEXT and _SPLIT.search(inside.lower()) is not None
+            files.append(SourceFile(kind, path, is_split))
+    if all(file.is_split for file in files):
+        files = [replace(file, is_split=False) for file in files]
+    return SharedText(tuple(sorted(files, key=lambda file: not file.is_split)), options)
 
 
 def _is_chosen(key: bytes, every: int) -> bool:

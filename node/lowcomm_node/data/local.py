@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowcomm_node.data.corpus import Corpus, open_corpus
+from lowcomm_node.data.corpus import BuiltinCorpus, PrivateText, open_corpus
 from lowcomm_node.data.pack import Pack, Show, read_pack, token_type
 from lowcomm_node.data.packing import FORMAT, Packer
 from lowcomm_node.data.tokenizer import Tokenizer, open_tokenizer
@@ -82,8 +82,8 @@ def open_data(
     ``disk_quota``: of the home; ``show`` receives the progress. Raises ConfigError, DataError if
     the text is malformed or too short, DiskFull.
     """
-    corpus = open_corpus(source, field)
     encoder = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    corpus = open_corpus(source, field, encoder.separator)
     cache_dir.mkdir(parents=True, exist_ok=True)
     origin = _digest([corpus.origin, field, encoder.name])
     version = _digest([FORMAT, corpus.fingerprint(), encoder.vocab])
@@ -120,8 +120,13 @@ def _read_sound(path: Path) -> Pack | None:
 
 
 def _make(
-    corpus: Corpus, tokenizer: Tokenizer, path: Path, disk_quota: DiskQuota, show: Show
+    corpus: BuiltinCorpus | PrivateText,
+    tokenizer: Tokenizer,
+    path: Path,
+    disk_quota: DiskQuota,
+    show: Show,
 ) -> Pack:
+    """Tokenize a text, or go on with it."""
     packer = Packer(corpus, path, tokenizer, maker=None)
     room = disk_quota.room() + DiskQuota(packer.folder).used()
     token_bytes = token_type(tokenizer.vocab, masked=False).itemsize

@@ -10,7 +10,6 @@ Both files are cut to its sizes before packing goes on, so a kill loses a second
 
 import json
 import os
-import re
 import shutil
 import sqlite3
 from collections import deque
@@ -22,15 +21,15 @@ from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowcomm_node.data.chat import encode_chat
-from lowcomm_node.data.documents import Document, ReadOptions, SourceFile, TextFiles
+from lowcomm_node.data.corpus import Corpus
+from lowcomm_node.data.documents import Document
 from lowcomm_node.data.pack import Pack, PackTokenizer, Show, seal, token_type
-from lowcomm_node.data.sources import TEXT, expanded, find_files
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, check_of
 from lowcomm_node.errors import ConfigError, DataError, DiskFull
 from lowcomm_node.storage.files import disk_full_error, folder_lock
@@ -43,11 +42,8 @@ BATCH_BYTES = (256 << 10) * (os.cpu_count() or 1)
 """Bytes of text that are tokenized at once: about a second."""
 IN_HAND = 3
 """Batches that are read or tokenized at a time."""
-SMALLEST_SHARE, LARGEST_SHARE, HELD_OUT_BYTES = 1 / 1000, 1 / 20, 8 << 20
-"""Share of the documents that is held out: as many as make these bytes, within these bounds."""
 LARGEST_END = 16 << 20
 """Tokens held out at most where no document is."""
-_SPLIT = re.compile(r"(^|[^a-z])(test|val|valid|validation)([^a-z]|$)")
 _LINE_END = b"\n"
 _COUNTED = ("documents", "held_out_documents", "duplicates")
 _TABLES = """
@@ -57,60 +53,6 @@ PRAGMA cache_size = -65536;
 CREATE TABLE IF NOT EXISTS seen (key INTEGER PRIMARY KEY, number INTEGER);
 CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, content TEXT);
 """
-
-
-class TextSource(Protocol):
-    """Documents, always in the same order."""
-
-    @property
-    def size(self) -> int:
-        """Bytes on disk."""
-        ...
-
-    def fingerprint(self) -> object:
-        """Plain JSON that changes when the text does."""
-        ...
-
-    def documents(
-        self, file: int = 0, place: int = 0, is_within: bool = False
-    ) -> Iterator[tuple[int, Document]]:
-        """Documents from a place of a file on, with the numbers of their files; ``is_within``:
-        whether the place is within a document. Raises ConfigError, DataError."""
-        ...
-
-
-@dataclass(frozen=True)
-class SharedText(TextFiles):
-    """The files of sources that become a pack for others."""
-
-    def documents(
-        self, file: int = 0, place: int = 0, is_within: bool = False
-    ) -> Iterator[tuple[int, Document]]:
-        """As TextSource has it; documents that their hash chooses are held out, unless the text has
-        a split for evaluation."""
-        share = min(LARGEST_SHARE, max(SMALLEST_SHARE, HELD_OUT_BYTES / max(1, self.size)))
-        below = 0 if any(source.is_split for source in self.files) else int(share * (1 << 64))
-        is_first = not (file or place)  # which may be the only document
-        for number, document in super().documents(file, place, is_within):
-            is_chosen = int.from_bytes(document.key[:8]) < below and not is_first
-            yield number, replace(document, held_out=is_chosen or self.files[number].is_split)
-            is_first = False
-
-
-def find_text(sources: Sequence[str], options: ReadOptions) -> SharedText:
-    """The files of the owner's sources, those of a split for evaluation first, so that what they
-    hold is left out of the others. Raises ConfigError."""
-    files: list[SourceFile] = []
-    for source in sources:
-        kind, paths = find_files(source)
-        root = expanded(source.removeprefix(f"{kind}:"))
-        for path in paths:
-            inside = path.relative_to(root).as_posix() if root.is_dir() else path.name
-            is_split = kind != TEXT and _SPLIT.search(inside.lower()) is not None
-            files.append(SourceFile(kind, path, is_split))
-    if all(file.is_split for file in files):
-        files = [replace(file, is_split=False) for file in files]
-    return SharedText(tuple(sorted(files, key=lambda file: not file.is_split)), options)
 
 
 @dataclass(frozen=True)
@@ -145,7 +87,7 @@ class Packer:
 
     def __init__(
         self,
-        text: TextSource,
+        text: Corpus,
         path: Path,
         tokenizer: Tokenizer,
         maker: Identity | None,

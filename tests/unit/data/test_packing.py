@@ -18,11 +18,12 @@ import pytest
 import zstandard
 
 from helpers.hub_tokenizers import write_tokenizer
-from lowcomm_node.data import documents, packing
+from lowcomm_node.data import documents, open_data, packing
 from lowcomm_node.data.chat import ChatTemplate
+from lowcomm_node.data.corpus import find_text
 from lowcomm_node.data.documents import ReadOptions
 from lowcomm_node.data.pack import MASKED, Pack, read_pack
-from lowcomm_node.data.packing import Packer, find_text
+from lowcomm_node.data.packing import Packer
 from lowcomm_node.data.tokenizer import BytesTokenizer, FileTokenizer, Tokenizer
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_protocol.identity import Identity
@@ -128,6 +129,8 @@ def test_tokens_of_other_programs_keep_their_documents(tmp_path: Path, header: b
     write_tokens(tmp_path / "val.bin", texts[:20], header)
     made = pack([tmp_path], tmp_path / "a.pack")
     assert texts_of(made) == texts[20:] + texts[:20], "the file val.bin is held out"
+    private = open_data(str(tmp_path / "*.bin"), "bytes", tmp_path / "cache")
+    assert private.train.tokens + private.held_out.tokens == sum(len(t.encode()) + 1 for t in texts)
     small = np.full(40, 300, "<u2")
     (tmp_path / "train.bin").write_bytes(small.tobytes())
     with pytest.raises(DataError, match=r"token 300, and bytes has 256"):
@@ -221,7 +224,7 @@ KILLED = """
 import os
 import sys
 from pathlib import Path
-from lowcomm_node.data import documents, packing
+from lowcomm_node.data import corpus, documents, packing
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_protocol.identity import Identity
 packing.SAVE_SECONDS, packing.BATCH_BYTES = -1.0, 2000
@@ -233,7 +236,7 @@ def counted(self, read):
     return encode(self, read)
 packing.Packer._encode = counted
 source, out = sys.argv[1:]
-text = packing.find_text([source], documents.ReadOptions())
+text = corpus.find_text([source], documents.ReadOptions())
 packing.Packer(text, Path(out), BytesTokenizer(), Identity(bytes(32))).pack()
 """
 

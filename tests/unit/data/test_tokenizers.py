@@ -14,15 +14,13 @@ from helpers.tiny import tiny_settings
 from helpers.trainer_thread import TrainerThread
 from lowcomm_node.cli.creator import name_tokenizer
 from lowcomm_node.data import open_tokenizer
-from lowcomm_node.errors import ConfigError, TrainerError
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.fetch.files import RunFile, tokenizer_of
-from lowcomm_node.models.base import build_model
 from lowcomm_node.models.inference import generate_from
 from lowcomm_node.node.messages import Generate, Save
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.spec.models import TransformerSettings
-from lowcomm_protocol.spec.run import RunSpec, parse_toml
+from lowcomm_protocol.spec.run import parse_toml
 from lowcomm_protocol.spec.sections import MAX_TOKENIZER_BYTES, PIECE_BYTES, digest_of_pieces
 
 VOCAB = 264
@@ -132,20 +130,6 @@ def test_create_refuses_a_run_whose_peers_could_not_train_it(files: tuple[Path, 
 # Training
 
 
-async def refused(folder: Path, spec: RunSpec, tokenizer: Path) -> str:
-    """How a trainer refuses to start."""
-    settings = tiny_settings(folder, "checkpoints", tokenizer=str(tokenizer))
-    settings = settings.model_copy(update={"spec": spec.canonical().decode()})
-    trainer = TrainerThread()
-    try:
-        with pytest.raises(TrainerError) as caught:
-            await trainer.start(settings)
-    finally:
-        await trainer.stop()
-    assert caught.value.exit_code == ConfigError.exit_code, "so that nobody starts it again"
-    return str(caught.value)
-
-
 async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -175,17 +159,3 @@ async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
     assert generate_from(path, "one two", 5, 0.0, 0) == running, "by the copy that the home keeps"
     out = CheckpointStore(path.parent).export(0, tmp_path / "out")
     assert sha256(out / "tokenizer.json") == told["sha256"], "and an export takes it along"
-
-
-# Using a checkpoint
-
-
-def checkpoint(folder: Path, tokenizer: dict[str, str] | None, vocab: int = VOCAB) -> Path:
-    model = TransformerSettings(
-        vocab=vocab, layers=1, width=16, heads=2, feed_forward=16, context=16
-    )
-    weights = {name: tensor.detach() for name, tensor in build_model(model, 0).named_parameters()}
-    meta: dict[str, Any] = {"model": model.model_dump()} | (
-        {"tokenizer": tokenizer} if tokenizer else {}
-    )
-    return CheckpointStore(folder / "checkpoints").save(7, {"weights": weights}, meta, 1.7e9).path

@@ -63,7 +63,6 @@ BYTE_LEVEL = {
 }
 LLAMA_2 = sequence({"type": "Prepend", "prepend": "▁"}, replace(" ", "▁"))
 HARMLESS: dict[str, dict[str, object]] = {
-    "bare": {},
     "llama 2": {
         "normalizer": LLAMA_2,
         "decoder": sequence(
@@ -80,7 +79,6 @@ HARMLESS: dict[str, dict[str, object]] = {
             "split": True,
         },
     },
-    "gpt-2": {"pre_tokenizer": BYTE_LEVEL, "decoder": BYTE_LEVEL},
     "clip": {
         "normalizer": sequence(
             {"type": "NFC"}, replace(r"\s+", " ", "Regex"), {"type": "Lowercase"}
@@ -106,7 +104,6 @@ HARMLESS: dict[str, dict[str, object]] = {
 GROWS = "may make a text more than 16 times as long"
 HOSTILE: dict[str, tuple[str, dict[str, object]]] = {
     "one replacement": (GROWS, {"normalizer": replace("e", "x" * 99)}),
-    "two": (GROWS, {"normalizer": sequence(replace("a", "b" * 9), replace("b", "c" * 9))}),
     "nested": (GROWS, {"normalizer": sequence(sequence(replace("Ω", "b" * 50)))}),
     "nothing": (GROWS, {"normalizer": replace("", "x" * 40)}),
     "between all characters": (GROWS, {"normalizer": replace("q*", "x" * 32, "Regex")}),
@@ -117,10 +114,6 @@ HOSTILE: dict[str, tuple[str, dict[str, object]]] = {
         {"pre_tokenizer": sequence(*[BYTE_LEVEL] * 9, name="pretokenizers")},
     ),
     "decoder": (GROWS, {"decoder": replace("a", "x" * 99)}),
-    "decoders": (
-        GROWS,
-        {"decoder": sequence(replace("a", "b" * 9), replace("b", "c" * 9), name="decoders")},
-    ),
     "token": (
         "a token of more than 1024",
         {"model": {"type": "BPE", "vocab": {"a" * 5000: 0}, "merges": []}},
