@@ -199,14 +199,14 @@ class PeerSession:
         self._rate = rate
         self._fetch = fetch
         self._download = download = fetch.download
-        self._bytes_received = 0
         self._source: Source | None = None
         self._was_served = False
         self._name = b""  # SHA-256 that the source gave for its offer
         self._asked: deque[_Asked] = deque()
-        self._asked_bytes = self._came_bytes = 0  # of pieces, in the stream
+        self._came_bytes = 0
+        self._asked_bytes = 0  # those that have come when all is here that was asked for
         self._requests: deque[tuple[int, int, float]] = deque()
-        """Of requests under way: bytes, bytes asked for up to their end, and time of sending."""
+        """Of requests under way: bytes, ``_asked_bytes`` at their end, and time of sending."""
         self._window = float(download.SLICE_BYTES or 0)  # bytes that may be on their way
         self._trip = inf  # shortest time from a request to its last byte
         self.task = asyncio.create_task(self._run())
@@ -216,12 +216,12 @@ class PeerSession:
         failures = 0
         try:
             while True:
-                before = self._bytes_received
+                before = self._came_bytes
                 try:
                     return await self._stream()
                 except LinkLost:
                     # A peer that has given anything gets all its attempts again.
-                    failures = 1 if self._bytes_received > before else failures + 1
+                    failures = 1 if self._came_bytes > before else failures + 1
                     if failures == ATTEMPTS:
                         raise
                 self.position = self.served = None
@@ -255,7 +255,7 @@ class PeerSession:
                 self._download.give_back(source, self._asked.pop().index)
             for asked in self._asked:
                 asked.end = len(asked.data)
-            self._asked_bytes = self._came_bytes = 0
+            self._asked_bytes = self._came_bytes
             self._requests.clear()
             await self._take_pieces(stream, source)
             await stream.close()
@@ -356,17 +356,16 @@ class PeerSession:
             arrival.took(count)
             self.patience_left = min(self.patience, self.patience_left + count / self._rate)
             self.since = monotonic()
-            self._bytes_received += count
+            self._came_bytes += count
             self._fetch.received(count)
             if source is not None:
-                self._answered(count)
+                self._answered()
                 await self._download.keep(asked.index, data, count)
                 await self._ask_ahead(stream, source)
 
-    def _answered(self, count: int) -> None:
+    def _answered(self) -> None:
         """Have more bytes on their way while answers come at once, and fewer while they queue: that
         fills a long line, and delays an exchange by AHEAD_SECONDS at most."""
-        self._came_bytes += count
         while self._requests and self._requests[0][1] <= self._came_bytes:
             size, _, sent = self._requests.popleft()
             trip = monotonic() - sent

@@ -504,8 +504,9 @@ class PackStore(Download[PackSource]):
     # for people
 
     def _show(self, progress: str) -> None:
+        text = self.describe(progress)
         for waiter in self._waiters:
-            waiter.show(self.describe(progress))
+            waiter.show(text)
 
     def describe(self, progress: str) -> str:
         """What we wait for: which piece, who has it, what would help; ``progress``: of peers."""
