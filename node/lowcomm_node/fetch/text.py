@@ -60,8 +60,8 @@ class RunText:
         files = await asyncio.to_thread(self._open_files)
         room = DataRoom(most, DiskQuota(settings.home, settings.max_disk))
         self.stores = tuple(
-            PackStore(file, self._fetch, room, self._mirrors_of(file.part), self._warn)
-            for file in files
+            PackStore(file, self._fetch, room, self._mirrors_of(part), self._warn)
+            for file, part in zip(files, self._data.parts, strict=True)
         )
         self.by_digest |= {bytes.fromhex(store.part.pieces): store for store in self.stores}
 
