@@ -334,7 +334,7 @@ class Provider:
             await self._fetch(download)
             await asyncio.to_thread(download.finish)
         finally:
-            download.close()
+            await asyncio.to_thread(download.close)
         self._files.add(file, kept, download.digests)
         return kept
 
