@@ -161,19 +161,12 @@ class Recorder:
         self._board = board
         self._look = look
         self._queue = board.subscribe(every_step=False)
-        self._notices: list[Notice] = []
-        self._samples: list[Sample] = []
-        self._path: Path | None = None
-        self._file: JournalFile | None = None
-        self._sampled = self._pruned = float("-inf")
-        self._failing = False
         self._closing = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
     def open(self, path: Path) -> None:
         """Write to this file from now on."""
-        self._path = path
-        self._running = start(self._run())
+        self._running = start(self._run(path))
 
     async def close(self) -> None:
         """Write what is left."""
@@ -182,54 +175,51 @@ class Recorder:
             _, late = await asyncio.wait({self._running}, timeout=CLOSE_DEADLINE)
             if late:  # the rest of the goodbye goes on
                 self._running.cancel()
-                log.warning("journal.not_written", path=str(self._path), reason="the disk hangs")
+                log.warning("journal.not_written", reason="the disk hangs")
         self._board.unsubscribe(self._queue)
 
-    async def _run(self) -> None:
-        enduring = Enduring(NOT_WRITTEN, self._board.warning("defect"))
-        last = False
-        while not last:
+    async def _run(self, path: Path) -> None:
+        board, enduring = self._board, Enduring(NOT_WRITTEN, self._board.warning("defect"))
+        notices, samples, file = list[Notice](), list[Sample](), None
+        sampled = pruned = float("-inf")
+        is_failing = is_last = False
+
+        def store() -> None:
+            nonlocal file, pruned
+            file = file or JournalFile(path)
+            file.add(notices, samples)
+            if monotonic() - pruned >= PRUNE_EVERY or file.grown_bytes >= PRUNE_BYTES:
+                file.prune(time())
+                pruned = monotonic()
+
+        while not is_last:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_EVERY):
                     await self._closing.wait()
-            last = self._closing.is_set()
-            if last or monotonic() - self._sampled >= SAMPLE_EVERY:
-                self._sampled = monotonic()
+            is_last = self._closing.is_set()
+            if is_last or monotonic() - sampled >= SAMPLE_EVERY:
+                sampled = monotonic()
                 with enduring:
-                    self._samples = [*self._samples, sample(time(), self._look())][-MAX_SAMPLES:]
-            if self._samples or not self._queue.empty():
-                with enduring:
-                    await self._write()
-        if self._file is not None:
-            self._file.close()
-
-    async def _write(self) -> None:
-        """Write what has come since the last time; keep it for the next if that fails."""
-        while not self._queue.empty():
-            self._notices.append(self._queue.get_nowait())
-        del self._notices[: -self._queue.maxsize]
-        try:
-            await asyncio.to_thread(self._store)
-        except (sqlite3.Error, OSError, NodeError) as error:
-            if not self._failing:
-                self._failing = True
-                log.warning("journal.not_written", path=str(self._path), reason=str(error))
-                text = f"{NOT_WRITTEN} ({self._path}: {error}): training goes on"
-                self._board.warn("journal", text)
-            return
-        self._notices, self._samples = [], []
-        if self._failing:
-            self._failing = False
-            self._board.withdraw("journal")
-
-    def _store(self) -> None:
-        """Write in a thread: a disk may take seconds."""
-        assert self._path
-        self._file = self._file or JournalFile(self._path)
-        self._file.add(self._notices, self._samples)
-        if monotonic() - self._pruned >= PRUNE_EVERY or self._file.grown_bytes >= PRUNE_BYTES:
-            self._file.prune(time())
-            self._pruned = monotonic()
+                    samples = [*samples, sample(time(), self._look())][-MAX_SAMPLES:]
+            while not self._queue.empty():
+                notices.append(self._queue.get_nowait())
+            del notices[: -self._queue.maxsize]
+            with enduring:
+                try:
+                    if notices or samples:
+                        await asyncio.to_thread(store)  # a disk may take seconds
+                        notices, samples = [], []
+                    if is_failing:
+                        is_failing = False
+                        board.withdraw("journal")
+                except (sqlite3.Error, OSError, NodeError) as error:  # it is tried again
+                    if not is_failing:
+                        is_failing = True
+                        log.warning("journal.not_written", path=str(path), reason=str(error))
+                        text = f"{NOT_WRITTEN} ({path}: {error}): training goes on"
+                        board.warn("journal", text)
+        if file is not None:
+            file.close()
 
 
 # --- Reading --------------------------------------------------------------------------------------

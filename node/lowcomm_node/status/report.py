@@ -178,7 +178,7 @@ def _page(stories: Sequence[RunStory], sample: str) -> str:
     ]
     for what, lines in (("Held-out loss", held_out), ("Training loss", training)):
         head = f"{what}, nats a token, by swarm step: lower is better"
-        sections.append(_chart(head, lines, _whole, _short))
+        sections.append(_chart(head, lines, lambda step: quantity(round(step)), "{:.3g}".format))
     if first.amendments:
         sections.append(_table("Changes of the run by its creator", "when|what", first.amendments))
     if sample:
@@ -365,11 +365,3 @@ def _chart(
 
 def _when(moment: float) -> str:
     return strftime("%Y-%m-%d %H:%M", localtime(moment))
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _whole(value: float) -> str:
-    return quantity(round(value))
