@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from time import sleep
 from typing import Any, BinaryIO
@@ -30,7 +29,7 @@ from lowcomm_node.storage.files import (
     write_atomic,
 )
 from lowcomm_node.storage.paths import Paths, absolute
-from lowcomm_node.system.command import install
+from lowcomm_node.system.command import load_optional
 from lowcomm_node.system.units import clean, short_peer
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import identity_from_libp2p
@@ -173,14 +172,7 @@ def next_batch(
 # --- Sinks ----------------------------------------------------------------------------------------
 
 
-def _library(extra: str, module: str = "") -> Any:
-    """Import a part of what an extra brings. Raises ConfigError, which names the extra."""
-    try:
-        return import_module(extra + module)
-    except ImportError as error:
-        raise ConfigError(
-            f"The library {extra} is needed here ({error}): {install(f'[{extra}]')}."
-        ) from None
+_EXTRA = "`track tensorboard`", "tensorboard"
 
 
 class TensorBoard:
@@ -198,10 +190,10 @@ class TensorBoard:
         # An owner may choose any name for a node, so it is cleaned for the file system.
         name = "".join(one if one.isalnum() or one in "-_" else "_" for one in tracked.node)[:64]
         self._path = self._root / f"{tracked.run}-{tracked.fingerprint}" / (name or "node")
-        self._records: Any = _library("tensorboard", ".summary.writer.record_writer")
-        self._event: Any = _library("tensorboard", ".compat.proto.event_pb2").Event
-        self._summary: Any = _library("tensorboard", ".compat.proto.summary_pb2").Summary
-        self._hparams: Any = _library("tensorboard", ".plugins.hparams.summary_v2")
+        self._records: Any = load_optional("tensorboard.summary.writer.record_writer", *_EXTRA)
+        self._event: Any = load_optional("tensorboard.compat.proto.event_pb2", *_EXTRA).Event
+        self._summary: Any = load_optional("tensorboard.compat.proto.summary_pb2", *_EXTRA).Summary
+        self._hparams: Any = load_optional("tensorboard.plugins.hparams.summary_v2", *_EXTRA)
         self._file: BinaryIO | None = None
 
     def open(self, kept: Mapping[str, Any]) -> None:
@@ -272,7 +264,7 @@ class WeightsAndBiases:
         if len(entity) > 1 or not self._project:
             raise ConfigError(f"--to {self.target[:120]!r}: give PROJECT or ENTITY/PROJECT.")
         self._entity = entity[0] if entity else None
-        self._wandb: Any = _library("wandb")
+        self._wandb: Any = load_optional("wandb", "`track wandb`", "wandb")
         self._tracked = tracked
         self._run: Any = None
 
@@ -379,11 +371,9 @@ class Tracker:
         if not self._path.exists():
             return TrackerPosition()
         try:
-            content = json.loads(read_small(self._path, MAX_POSITION_BYTES))
-            # Older releases noted the times of the last sample and of the last notice.
-            content["time"] = max(content["time"], content.get("newest", 0.0))
-            return TypeAdapter(TrackerPosition).validate_python(content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            content = read_small(self._path, MAX_POSITION_BYTES)
+            return TypeAdapter(TrackerPosition).validate_json(content)
+        except ValueError as error:
             raise ConfigError(
                 f"{self._path} can't be read ({error}): remove it, and name a new place with --to, "
                 "or what is there is written a second time."
