@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.status.model import Status, SwarmStatus
-from lowcomm_node.status.words import swarm_in_words, text_in_words
+from lowcomm_node.status.words import text_in_words
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.units import (
     MISSING,
@@ -287,5 +287,5 @@ def swarm_panel(title: str, statuses: Sequence[Status | None], elapsed: float) -
         if status.waiting and phase != "finished":
             waits.append(_line((f"node {number}: {clean(status.waiting)}", "yellow")))
     # One line is always kept for a reason to wait, because one comes and goes at every sync.
-    lines = [Text(""), _line((swarm_in_words(statuses), "cyan")), *(waits or [Text("")])]
+    lines = [Text(""), *(waits or [Text("")])]
     return _panel(Group(table, *lines), Text(clean(title), "bold"), Text(seconds(elapsed)))

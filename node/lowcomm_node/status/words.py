@@ -1,7 +1,7 @@
 """Events and statuses in words: lines, progress, farewell, and whether a node is well."""
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,29 +121,15 @@ def tell_farewell(given: Contributed, home: Path) -> str:
 
 def swarm_in_words(statuses: Sequence[Status | None]) -> str:
     """The progress of the nodes of a demo (None: not up yet), in a line."""
-    at_work = [
-        status
-        for status in statuses
-        if status and status.phase in ("training", "finishing", "finished")
-    ]
-    if len(at_work) < len(statuses):
-        doings = [summary(status) if status else "starting" for status in statuses]
-        return clean("; ".join(f"node {number} {one}" for number, one in enumerate(doings, 1)))
-    trainers = [status.trainer for status in at_work]
-    held_out = _mean_loss(trainer.val_loss_last for trainer in trainers)
-    parts = (
-        f"step {min(one.swarm_step or 0 for one in trainers)}/{trainers[0].total_steps}",
-        f"loss {_mean_loss(one.loss for one in trainers)} (held out {held_out})",
-        f"{sum(status.exchanges.completed for status in at_work)} exchanges",
-        size(sum(status.bytes_sent for status in at_work)),
-    )
-    return ", ".join(parts)
 
+    def doing(status: Status | None) -> str:
+        if status is None or status.waiting or status.trainer.swarm_step is None:
+            return summary(status) if status else "starting"
+        trainer = status.trainer
+        step = f"{trainer.swarm_step}/{trainer.total_steps}"
+        return f"{status.phase} step {step}, loss {loss(trainer.loss)}"
 
-def _mean_loss(losses: Iterable[float | None]) -> str:
-    """The mean of the losses that are known."""
-    known = [one for one in losses if one is not None]
-    return loss(sum(known) / len(known) if known else None)
+    return clean("; ".join(f"node {number} {doing(one)}" for number, one in enumerate(statuses, 1)))
 
 
 def tokenizing_in_words(now: Tokenizing) -> str:
