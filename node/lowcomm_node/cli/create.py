@@ -74,6 +74,7 @@ def init(
     """
     from lowcomm_node.cli import creator
     from lowcomm_node.cli.data import pin_packs
+    from lowcomm_node.data.tokenizer import KEPT
     from lowcomm_node.planner.run_template import write_template
     from lowcomm_protocol.spec.presets import PRESETS
     from lowcomm_protocol.spec.run import parse_toml
@@ -85,7 +86,7 @@ def init(
         raise ConfigError("--parameters and --from: open weights have a size of their own.")
     weights = creator.open_weights(from_) if from_ is not None else None
     if from_ is not None:
-        tokenizer = tokenizer or creator.tokenizer_beside(from_)
+        tokenizer = tokenizer or from_ / KEPT
     words = creator.tokenizer_file(str(tokenizer), weights, from_) if tokenizer else None
     vocab = words.vocab if words else BYTES
     more: dict[str, Any] = {

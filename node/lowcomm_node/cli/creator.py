@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from lowcomm_node.data.tokenizer import (
-    KEPT,
     FileTokenizer,
     check_of,
     check_tokenizer,
@@ -167,17 +166,6 @@ def tokenizer_file(
         "end_token": read.end_token,
     }
     return TokenizerFile(tokenizer.vocab, data, read.export, read.warnings)
-
-
-def tokenizer_beside(folder: Path) -> Path:
-    """The tokenizer of a folder with weights. Raises ConfigError if there is none."""
-    path = folder / KEPT
-    if not path.is_file():
-        raise ConfigError(
-            f"{path} is missing, and only tokenizers of this form are read: name one with "
-            "--tokenizer."
-        )
-    return path
 
 
 def open_weights(folder: Path) -> OpenWeights:

@@ -12,7 +12,6 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -71,8 +70,13 @@ def status(
         check: Say in one line whether it is well, and why; exit code 4 if it is not.
     """
     if check:
-        _check(here)
-        return
+        try:
+            with here.node() as client:
+                health = words.judge_health(client.status())
+        except (NotRunning, Unhealthy) as error:
+            health = words.Health(False, str(error))
+        here.show(health, health.reason)
+        raise typer.Exit(0 if health.healthy else Unhealthy.exit_code)
     from lowcomm_node.status.panel import EXCHANGES, node_panel
 
     with here.node() as client:
@@ -83,17 +87,6 @@ def status(
             here.show(client.status(), "")
         else:
             Console().print(node_panel(client.status(), client.exchanges(EXCHANGES)))
-
-
-def _check(here: Here) -> None:
-    try:
-        with here.node() as client:
-            health = words.judge_health(client.status())
-    except (NotRunning, Unhealthy) as error:
-        health = words.Health(False, str(error))
-    here.show({"healthy": health.healthy, "reason": health.reason}, health.reason)
-    if not health.healthy:
-        raise typer.Exit(Unhealthy.exit_code)
 
 
 def _wait(
@@ -284,31 +277,29 @@ def finish(
         now: Do not wait for exchanges; twice: do not save.
     """
     with here.node() as client:
-        orders = (client.finish, partial(client.stop, False), partial(client.stop, True))
-        words = ("finished, saved, said goodbye", "saved and stopped", "stopped without saving")
-        chosen = min(now, 2)
-        _end(here, client, orders[chosen], words[chosen])
+        last = client.status()
+        if now:
+            client.stop(now > 1)
+        else:
+            client.finish()
 
+        def look() -> None:
+            nonlocal last
+            with suppress(NodeError):  # it ends just now
+                last = client.status()
 
-def _end(here: Here, client: ControlClient, ask: Callable[[], None], text: str) -> None:
-    """Ask the node to end, wait until it has, and show what it leaves behind."""
-    last = client.status()
-
-    def look() -> None:
-        nonlocal last
-        with suppress(NodeError):  # it ends just now
-            last = client.status()
-
-    ask()
-    look()
-    deadline = max(END_DEADLINE, last.leaving or 0.0)
-    if not client.wait_ended(deadline, look):
-        pid = client.endpoint.pid
-        raise Unhealthy(
-            f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill "
-            f"{pid}`."
-        )
+        look()
+        deadline = max(END_DEADLINE, last.leaving or 0.0)
+        if not client.wait_ended(deadline, look):
+            pid = client.endpoint.pid
+            raise Unhealthy(
+                f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill "
+                f"{pid}`."
+            )
     given, home = words.contribution(last), here.folder
+    text = ("finished, saved, said goodbye", "saved and stopped", "stopped without saving")[
+        min(now, 2)
+    ]
     if last.run is not None:
         from lowcomm_node.storage.checkpoint import CheckpointStore
 
