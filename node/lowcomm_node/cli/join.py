@@ -179,14 +179,14 @@ def _suspend() -> None:
 
 
 async def _print_events(daemon: "Node") -> None:
-    events = daemon.board.subscribe(every_step=False)
+    events = daemon.board.subscribe()
     while True:
         say(json.dumps((await events.get()).to_json()))
 
 
 async def _print_words(daemon: "Node") -> None:
     """Print each event, and progress at times where it has changed."""
-    events = daemon.board.subscribe(every_step=False)
+    events = daemon.board.subscribe()
     due, shown = monotonic() + PROGRESS_EVERY, ""
     while True:
         lines: list[str] = []

@@ -99,7 +99,7 @@ class OtherEvent(Event, name="other"):
 KINDS: tuple[type[Event], ...] = (
     PhaseEntered, Warned, watchdog.SwarmConnected, watchdog.SwarmLost, watchdog.SwarmUnlisted,
     watchdog.EntryPointAnswers, watchdog.EntryPointSilent, watchdog.AddressesChanged,
-    StateAdopted, InnerStepTaken, messages.Skipped, messages.MicroBatch,
+    StateAdopted, messages.Skipped, messages.MicroBatch,
     Evaluated, Saved, messages.NotSaved, SavingAgain, messages.TrainerFailed, ExchangeEnded,
     RunAmended, PieceSkipped, LimitsChanged, Paused, Resumed, messages.Finished, Contributed,
 )  # fmt: skip
@@ -161,17 +161,14 @@ class Board:
         """While text is tokenized."""
         self.warnings: list[Warned] = []
         """The last ones, the newest last."""
-        self._queues: dict[asyncio.Queue[Notice], bool] = {}
+        self.queues = set[asyncio.Queue[Notice]]()
+        """Of those that listen: each removes its own."""
 
-    def subscribe(self, every_step: bool = True, most: int = MAX_WAITING) -> asyncio.Queue[Notice]:
-        """A queue of up to ``most`` events from now on; without inner steps on demand."""
+    def subscribe(self, most: int = MAX_WAITING) -> asyncio.Queue[Notice]:
+        """A queue of up to ``most`` events from now on; inner steps are none of them."""
         queue: asyncio.Queue[Notice] = asyncio.Queue(most)
-        self._queues[queue] = every_step
+        self.queues.add(queue)
         return queue
-
-    def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None:
-        """End a subscription."""
-        self._queues.pop(queue, None)
 
     def enter(self, phase: str, waiting: Waiting | None) -> None:
         """Enter a phase, and show what the node waits for in it."""
@@ -206,24 +203,22 @@ class Board:
         self.warnings = [one for one in self.warnings if one.code != code]
 
     def tell(self, event: Event) -> None:
-        """Take in an event, log it, and hand it to all that listen; steps to those that asked."""
-        is_step = isinstance(event, InnerStepTaken)
-        if is_step:
+        """Take in an event, log it, and hand it to all that listen; of inner steps the figures."""
+        if isinstance(event, InnerStepTaken):
             self.advance(**{one.name: getattr(event, one.name) for one in fields(StepFigures)})
-        elif isinstance(event, Evaluated) and event.loss is not None:
+            return
+        if isinstance(event, Evaluated) and event.loss is not None:
             first = self.progress.val_loss_first
             first = event.loss if first is None else first
             self.advance(val_loss_first=first, val_loss_last=event.loss)
         elif isinstance(event, Saved):
             self.checkpoint = CheckpointStatus(step=event.swarm_step, path=event.path)
         notice = Notice(time(), event)
-        for queue, every_step in self._queues.items():
-            if every_step or not is_step:
-                if queue.full():
-                    queue.get_nowait()
-                queue.put_nowait(notice)
-        if not is_step:
-            log.info(event.name, **details(event))
+        for queue in self.queues:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(notice)
+        log.info(event.name, **details(event))
 
     def advance(self, **figures: Any) -> None:
         """Take in newer figures of ``Progress``."""

@@ -160,7 +160,7 @@ class Recorder:
         """Notices wait from now on, until ``open`` names the file."""
         self._board = board
         self._look = look
-        self._queue = board.subscribe(every_step=False)
+        self._queue = board.subscribe()
         self._closing = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
@@ -176,7 +176,7 @@ class Recorder:
             if late:  # the rest of the goodbye goes on
                 self._running.cancel()
                 log.warning("journal.not_written", reason="the disk hangs")
-        self._board.unsubscribe(self._queue)
+        self._board.queues.discard(self._queue)
 
     async def _run(self, path: Path) -> None:
         board, enduring = self._board, Enduring(NOT_WRITTEN, self._board.warning("defect"))

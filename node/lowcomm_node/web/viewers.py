@@ -9,7 +9,7 @@ A page gets server-sent events:
     event: state    {"status", "peers"}, every two seconds
     event: end      the last: {"status", "peers", "text"}, where the text is a farewell
 
-A command gets all events, also steps, as lines of JSON. The state is read and coded once for all
+Others get all events as lines of JSON. The state is read and coded once for all
 pages, and only while there are any. Each queue is bounded, so the node never waits for a viewer.
 """
 
@@ -51,7 +51,7 @@ class Viewers:
 
     async def watch(self) -> AsyncIterator[bytes]:
         """Yield the server-sent events of one page, until the node ends."""
-        with self._subscribed(every_step=False, most=MAX_WAITING) as queue:
+        with self._subscribed(MAX_WAITING) as queue:
             yield _RESET + self._look()
             sampled = looked = monotonic()
             while True:
@@ -91,14 +91,14 @@ class Viewers:
             queue.put_nowait(None)
 
     @contextmanager
-    def _subscribed(self, **chosen: Any) -> Iterator[asyncio.Queue[Any]]:
-        queue = self._board.subscribe(**chosen)
+    def _subscribed(self, *most: int) -> Iterator[asyncio.Queue[Any]]:
+        queue = self._board.subscribe(*most)
         self.queues.add(queue)
         try:
             yield queue
         finally:
             self.queues.discard(queue)
-            self._board.unsubscribe(queue)
+            self._board.queues.discard(queue)
 
     def _look(self) -> bytes:
         if monotonic() - self._looked >= 0.9 * STATE_EVERY:

@@ -21,26 +21,20 @@ def test_every_listener_gets_every_event_with_its_time():
     listeners = [board.subscribe(), board.subscribe()]
     board.tell(SavingAgain())
     assert [listener.get_nowait().event for listener in listeners] == [SavingAgain()] * 2
-    board.unsubscribe(listeners[0])
+    board.queues.discard(listeners[0])
     board.tell(Resumed())
     assert listeners[0].empty()
     assert listeners[1].get_nowait().time > 0
 
 
-def test_inner_steps_are_told_to_those_who_asked_for_every_one():
-    board = Board()
-    curious, calm = board.subscribe(), board.subscribe(every_step=False)
-    board.tell(stepped(1))
-    assert (curious.qsize(), calm.qsize()) == (1, 0)
-
-
-def test_who_does_not_read_loses_the_oldest_events():
+def test_who_does_not_read_loses_the_oldest_events_and_hears_of_no_step():
     board = Board()
     listener = board.subscribe()
     for number in range(MAX_WAITING + 3):
-        board.tell(stepped(number))
+        board.tell(Warned(text=str(number)))
+    board.tell(stepped(1))
     assert listener.qsize() == MAX_WAITING
-    assert listener.get_nowait().event == stepped(3)
+    assert listener.get_nowait().event == Warned(text="3")
 
 
 def test_only_the_last_warnings_are_kept_and_those_that_hold_no_longer_go():

@@ -39,8 +39,6 @@ KEYS = {
     "exchange.applied": EXCHANGE,
     "exchange.no-partner": EXCHANGE,
     "exchange.failed": EXCHANGE,
-    "step": "swarm_step steps tokens loss skipped_steps seconds learning_rate tokens_per_second "
-    "micro_batch activation_checkpointing computing waited",
     "micro-batch": "micro_batch activation_checkpointing why",
     "skipped": "steps skipped_steps",
     "evaluated": "loss tokens swarm_step steps epochs",
@@ -52,7 +50,7 @@ KEYS = {
 """The keys of release 0.2.0, beside `time` and `event`: programs read them."""
 UNTOLD = (
     *(messages.Evaluating, messages.Held, messages.Tokenizing, messages.Ended),
-    *(messages.PieceRead, messages.TextAwaited),
+    *(messages.PieceRead, messages.TextAwaited, messages.InnerStepTaken),
 )
 """What only the daemon hears of its trainer; status shows it otherwise."""
 SAMPLES: dict[Any, Any] = {int: 7, float: 0.5, str: "x", bool: True}

@@ -136,7 +136,7 @@ def test_events_come_one_by_one_while_the_node_runs(node: Node, tmp_path: Path) 
 
 def listeners(node: Node) -> int:
     """Those who follow events."""
-    return len(node.board._queues)
+    return len(node.board.queues)
 
 
 def following(client: ControlClient, node: Node) -> Iterator[Notice]:
