@@ -8,7 +8,7 @@ ended. The node knows nothing of it.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -44,11 +44,6 @@ LEFT_OUT = ("run.members", "run.creator", "version", "optional")
 """Settings that are no hyperparameters; the members of a list are other people's."""
 LONGEST = 200
 """Characters kept of a setting that is a text or a list."""
-LOSSES = (figures.TRAINING_LOSS, figures.HELD_OUT)
-"""Shown against tokens, too."""
-WAITING = "lowcomm_waiting_ratio"
-"""Share of the trainer's time since the previous point in which training waited. Prometheus divides
-the two counters instead."""
 AT_CHANGES = (figures.HELD_OUT, figures.WORST_BLOCK)
 """Figures of an evaluation and of merges: a point has them where they are new."""
 
@@ -149,12 +144,6 @@ def next_batch(
                 counts[figure] = (float(value), total)
                 value = total
             values[figure] = float(value)
-        waited, computing = (
-            counts.get(name, (0.0, 0.0))[1] - position.counts.get(name, (0.0, 0.0))[1]
-            for name in (figures.WAITED, figures.COMPUTING)
-        )
-        if waited + computing > 0:
-            values[WAITING] = waited / (waited + computing)
         changes = {name: values[name] for name in AT_CHANGES if name in values}
         old = [name for name, value in changes.items() if position.changes.get(name) == value]
         for name in old:
@@ -216,8 +205,8 @@ class TensorBoard:
             for point in points:
                 self._scalars(file, point.time, point.step, point.values)
                 if point.tokens is not None:  # TensorBoard draws against steps and time only
-                    losses = ((name, point.values[name]) for name in LOSSES if name in point.values)
-                    by_tokens = {f"by_tokens/{name}": one for name, one in losses}
+                    names = point.values.keys() & {figures.TRAINING_LOSS, figures.HELD_OUT}
+                    by_tokens = {f"by_tokens/{name}": point.values[name] for name in sorted(names)}
                     self._scalars(file, point.time, point.tokens, by_tokens)
             file.flush()
             os.fsync(file.fileno())
@@ -362,10 +351,8 @@ class Tracker:
                 )
             position = self._load()
             self._sink.open(position.kept)
-            try:
+            with closing(self._sink):
                 self._follow(position, warn)
-            finally:
-                self._sink.close()
 
     def _load(self) -> TrackerPosition:
         if not self._path.exists():
@@ -378,10 +365,6 @@ class Tracker:
                 f"{self._path} can't be read ({error}): remove it, and name a new place with --to, "
                 "or what is there is written a second time."
             ) from None
-
-    def save(self, position: TrackerPosition) -> None:
-        """Keep the position. Raises DiskFull."""
-        write_atomic(self._path, json.dumps(asdict(position)).encode(), 0o600)
 
     def _follow(self, position: TrackerPosition, warn: Callable[[str], None] | None) -> None:
         while True:
@@ -396,7 +379,7 @@ class Tracker:
                 continue
             if points:
                 behind = replace(behind, kept=kept)
-                self.save(behind)
+                write_atomic(self._path, json.dumps(asdict(behind)).encode(), 0o600)
                 self.points += len(points)
             elif behind.time == position.time:
                 if warn is None:

@@ -16,21 +16,21 @@ from typer.testing import CliRunner, Result
 from helpers.journals import NOW, RUN, sample, write_down
 from lowcomm_node.cli import app
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.status import track as sinks
 from lowcomm_node.status.figures import HELD_OUT, TRAINING_LOSS
+from lowcomm_node.system import command
 from lowcomm_protocol.errors import SpecError
 
 KILLED = """
 import os, signal, sys
 from lowcomm_node.cli import app
 from lowcomm_node.status import track
-track.MOST, save, told = 4, track.Tracker.save, []
-def killed(self, position):
-    told.append(position)
+track.MOST, write, told = 4, track.write_atomic, []
+def killed(path, content, mode):
+    told.append(path)
     if len(told) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    save(self, position)
-track.Tracker.save = killed
+    write(path, content, mode)
+track.write_atomic = killed
 app(sys.argv[1:])
 """
 
@@ -103,7 +103,7 @@ def test_a_missing_extra_is_named_with_the_command(
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(sinks, "import_module", missing)
+    monkeypatch.setattr(command, "import_module", missing)
     write_down(tmp_path, [])
     error = call("track", sink, "--home", tmp_path).exception
     assert isinstance(error, ConfigError)
