@@ -5,9 +5,9 @@ Pure: no clock, no terminal. Rows stay where they are, so that nothing jumps or 
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -44,6 +44,9 @@ _BUSY = ("busy", "crossed", "too-soon", "full", "no-partner")
 """Codes of exchanges without a partner for which nobody is to blame."""
 MOST_WARNINGS = 3
 _LABEL_WIDTH = 9
+_panel = partial(
+    Panel, title_align="left", subtitle_align="right", border_style="dim", padding=(0, 1)
+)
 
 
 # --- One node -------------------------------------------------------------------------------------
@@ -54,9 +57,11 @@ def node_panel(status: Status, exchanges: Sequence[ExchangeEnded] = ()) -> Rende
     run, trainer, limits = status.run, status.trainer, status.limits
     reads = status.phase != "serving"
     step, total = trainer.swarm_step or 0, trainer.total_steps or (run.steps if run else None)
+    is_ending = trainer.remaining and status.phase == "training"
+    left = f"   {seconds(trainer.remaining)} left" if is_ending else ""
     rows: list[tuple[str, RenderableType]] = [
         ("phase", _phase(status)),
-        ("step", _bar(step, total, f"{step} / {total or MISSING}{_time_left(status)}")),
+        ("step", _bar(step, total, f"{step} / {total or MISSING}{left}")),
         ("loss", _losses(status)),
         ("speed", _speed(status)),
         ("exchange", _exchange(status)),
@@ -83,9 +88,8 @@ def node_panel(status: Status, exchanges: Sequence[ExchangeEnded] = ()) -> Rende
     if limits.max_up or limits.max_down:
         up = f"↑ {write_rate(limits.up)} of {write_rate(limits.max_up)}"
         down = f"↓ {write_rate(limits.down)} of {write_rate(limits.max_down)}"
-        rows.append(
-            ("limits", _line(f"{up}   {down}   {limits.peers} of {limits.max_peers} peers"))
-        )
+        peers = f"{limits.peers} of {limits.max_peers} peers"
+        rows.append(("limits", _line(f"{up}   {down}   {peers}")))
     recent = [*_exchanges(exchanges)][:EXCHANGES]
     recent += [Text("")] * (EXCHANGES - len(recent))
     rows += zip(("last", "", "", ""), recent, strict=True)
@@ -103,20 +107,7 @@ def node_panel(status: Status, exchanges: Sequence[ExchangeEnded] = ()) -> Rende
     if run is not None:
         title = Text.assemble((clean(run.name), "bold"), (f"@{clean(run.fingerprint)}", "dim"))
     subtitle = Text(f"{short_peer(status.peer_id)} · {seconds(status.uptime)}", "dim")
-    return _panel(grid, title, subtitle)
-
-
-def _panel(content: RenderableType, title: Text, subtitle: Text) -> Panel:
-    return Panel(
-        content,
-        title=title,
-        title_align="left",
-        subtitle=subtitle,
-        subtitle_align="right",
-        box=box.ROUNDED,
-        border_style="dim",
-        padding=(0, 1),
-    )
+    return _panel(grid, title=title, subtitle=subtitle)
 
 
 def _line(*parts: str | tuple[str, str]) -> Text:
@@ -169,11 +160,6 @@ def _speed(status: Status) -> Text:
         (f"   {quantity(trainer.parameters)} parameters", "dim"),
         (f"   lr {rate:.2e}" if rate is not None else "", "dim"),
     )
-
-
-def _time_left(status: Status) -> str:
-    left = status.trainer.remaining
-    return f"   {seconds(left)} left" if left and status.phase == "training" else ""
 
 
 def _exchange(status: Status) -> RenderableType:
@@ -287,5 +273,5 @@ def swarm_panel(title: str, statuses: Sequence[Status | None], elapsed: float) -
         if status.waiting and phase != "finished":
             waits.append(_line((f"node {number}: {clean(status.waiting)}", "yellow")))
     # One line is always kept for a reason to wait, because one comes and goes at every sync.
-    lines = [Text(""), *(waits or [Text("")])]
-    return _panel(Group(table, *lines), Text(clean(title), "bold"), Text(seconds(elapsed)))
+    content = Group(table, Text(""), *(waits or [Text("")]))
+    return _panel(content, title=Text(clean(title), "bold"), subtitle=seconds(elapsed))

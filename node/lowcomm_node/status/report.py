@@ -41,7 +41,6 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 28
 TICKS = 4
 COLOURS = ("one", "two", "good", "bad", "quiet")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-FP32_BYTES = 4
 PAGE = Path(__file__).parents[1] / "web" / "page"
 SHORT = 18
 """Characters of a cell that is not broken into lines."""
@@ -253,10 +252,6 @@ def _node(story: RunStory) -> Iterator[str]:
     began = samples[0].time if samples else 0.0
     speed = rising((one.time - began, one.tokens_per_second) for one in samples)
     yield _chart("Tokens a second", [("", speed)], seconds, quantity)
-    peers = rising((one.time - began, one.peers) for one in samples)
-    # Between two counts the grid has a line without a number.
-    show: Show = lambda value: quantity(value) if value == round(value) else ""  # noqa: E731
-    yield _chart("Other peers alive", [("", peers)], seconds, show)
     heads = "what|time|share"
     yield _table("What the node did, and what it waited for", heads, list(_spent(story)))
     heads = "outcome|reason|number"
@@ -280,7 +275,7 @@ def _all_reduced(story: RunStory) -> float:
     steps = [one.steps for one in story.samples if one.steps is not None] or [0]
     peers = 1 + sum(one.peers for one in story.samples) / max(1, len(story.samples))
     parameters = count_parameters(story.run.spec.model)
-    return 2 * FP32_BYTES * parameters * (max(steps) - min(steps)) * (peers - 1) / peers
+    return 2 * 4 * parameters * (max(steps) - min(steps)) * (peers - 1) / peers
 
 
 def _spent(story: RunStory) -> Iterator[Sequence[str]]:

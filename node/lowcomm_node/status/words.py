@@ -83,13 +83,9 @@ def progress_in_words(status: Status) -> str:
 
 def summary(status: Status) -> str:
     """The phase of a node, and why it waits or how far it is."""
-    trainer = status.trainer
-    if status.waiting or trainer.swarm_step is None:
+    if status.waiting or status.trainer.swarm_step is None:
         return f"{status.phase} · {status.waiting}" if status.waiting else status.phase
-    return (
-        f"{status.phase} · step {trainer.swarm_step} of {trainer.total_steps}, {status.peers} "
-        "other peers alive"
-    )
+    return f"{status.phase} · {progress_in_words(status)}"
 
 
 def contribution(status: Status) -> Contributed:
@@ -121,15 +117,8 @@ def tell_farewell(given: Contributed, home: Path) -> str:
 
 def swarm_in_words(statuses: Sequence[Status | None]) -> str:
     """The progress of the nodes of a demo (None: not up yet), in a line."""
-
-    def doing(status: Status | None) -> str:
-        if status is None or status.waiting or status.trainer.swarm_step is None:
-            return summary(status) if status else "starting"
-        trainer = status.trainer
-        step = f"{trainer.swarm_step}/{trainer.total_steps}"
-        return f"{status.phase} step {step}, loss {loss(trainer.loss)}"
-
-    return clean("; ".join(f"node {number} {doing(one)}" for number, one in enumerate(statuses, 1)))
+    doings = [summary(status) if status else "starting" for status in statuses]
+    return clean("; ".join(f"node {number} {one}" for number, one in enumerate(doings, 1)))
 
 
 def tokenizing_in_words(now: Tokenizing) -> str:
@@ -191,12 +180,9 @@ def judge_health(status: Status) -> Health:
 
 def condition(status: Status) -> Condition:
     """The node's condition for the service manager; ready once it has found its run."""
-    overdue, leaving = None, status.leaving
-    if leaving is not None and leaving < 0:
-        overdue = f"the node should have left {-leaving:.0f} s ago"
-    return Condition(
-        ready=status.joined, line=summary(status), leaving=leaving is not None, overdue=overdue
-    )
+    late, leaves = -(status.leaving or 0.0), status.leaving is not None
+    overdue = f"the node should have left {late:.0f} s ago" if late > 0 else None
+    return Condition(ready=status.joined, line=summary(status), leaving=leaves, overdue=overdue)
 
 
 def _trouble(status: Status) -> str | None:
