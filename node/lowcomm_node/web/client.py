@@ -4,10 +4,8 @@ home/control.json names the socket file, or the port of 127.0.0.1 where that is 
 removes both when it ends; after a crash they stay, so its pid is checked.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partialmethod
 from pathlib import Path
@@ -18,7 +16,6 @@ import psutil
 from pydantic import TypeAdapter
 
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
-from lowcomm_node.status.events import Notice, read_notice
 from lowcomm_node.status.model import Limits, read
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.web import api
@@ -118,20 +115,6 @@ class ControlClient:
     ping = partialmethod(ask, api.PING)
     gather = partialmethod(ask, api.GATHER)
 
-    def events(self) -> Iterator[Notice]:
-        """Events as they happen, until the daemon ends."""
-        timeout = httpx.Timeout(TIMEOUT, read=None)
-        with (
-            self._answered(),
-            self._http.stream("GET", f"{ROOT}/events", timeout=timeout) as response,
-        ):
-            _check(response)
-            # A daemon that ends cuts the stream short: that is its end, not a failure.
-            with suppress(httpx.RemoteProtocolError):
-                for line in response.iter_lines():
-                    if line:
-                        yield read_notice(json.loads(line))
-
     def limits(self, changes: Mapping[str, str] | None = None) -> Limits:
         """The limits on traffic and their use, after these changes."""
         if not changes:
@@ -158,17 +141,11 @@ class ControlClient:
         given: dict[str, Any] = {"params" if query.method == "GET" else "json": asked}
         if query.timeout != TIMEOUT:
             given["timeout"] = query.timeout
-        with self._answered():
+        pid, port = self.endpoint.pid, self.endpoint.port
+        try:
             response = self._http.request(query.method, f"{ROOT}/{query.name}", **given)
             _check(response)
             return response.json() if response.content else None
-
-    @contextmanager
-    def _answered(self) -> Iterator[None]:
-        """Turn the failures of a connection into what they mean for the daemon."""
-        pid, port = self.endpoint.pid, self.endpoint.port
-        try:
-            yield
         except httpx.TimeoutException as error:
             raise Unhealthy(
                 f"The node (process {pid}) does not answer: see its logs, or end it with `kill "
@@ -186,7 +163,6 @@ class ControlClient:
 def _check(response: httpx.Response) -> None:
     if response.is_success:
         return
-    response.read()
     try:
         content = response.json()
         message, code = str(content["error"]), int(content.get("exit_code", 1))
