@@ -174,6 +174,29 @@ async def test_a_pack_of_the_owner_is_read_in_place_and_never_written(tmp_path: 
     assert not any(map(opened(tmp_path / "a", own, DIGESTS).has, ALL)), "somebody has written to it"
 
 
+async def test_several_small_pieces_are_on_their_way_at_once(tmp_path: Path) -> None:
+    ahead = PackStore.SLICE_BYTES // PIECE
+
+    async def patient(peer: str, stream: CalleeStream) -> None:
+        name, here = (await stream.receive()).enter.pack, bytes([0xFF, 0xFF, 0xF0])
+        opened = pb.Opened(name=name, size=len(DATA), here=here)
+        await stream.send(pb.FetchReply(opened=opened))
+        asked = [await stream.receive() for _ in range(ahead)]
+        while asked:
+            start = asked.pop(0).wanted.piece * PIECE
+            chunk = pb.Chunk(data=DATA[start : start + PIECE])
+            await stream.send(pb.FetchReply(chunk=chunk))
+            if not asked and (request := await stream.receive()):
+                asked.append(request)
+
+    async with listening(identity(1)) as callee, calling(identity(9)) as channels:
+        callee.fetching = patient
+        store = store_of(tmp_path / "b", channels, [callee.info()], digests=DIGESTS)
+        await soon(store.have(ALL))
+        assert store.path.read_bytes() == DATA
+        await store.close()
+
+
 def giving_some(piece: bytes, count: int, pause: float = 0.0) -> Handler:
     """A handler that gives ``count`` bytes of any piece and then breaks off, or one byte after
     every ``pause`` seconds."""
