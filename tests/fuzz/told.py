@@ -407,7 +407,7 @@ def piece_claims() -> Made:
         claimed = {one.piece for theirs in claims.values() for one in theirs}
         assert piece not in claimed
         shared.gives_way(piece)
-        shared.readers(0, piece.piece)
+        shared.readers(0, [piece.piece])
         assert all(write_claims(read_claims(one)) == one for one in fields)
 
     claims = [PieceClaim(TextPiece(0, epoch, 5 * epoch), epoch % 2 == 0) for epoch in range(5)]
