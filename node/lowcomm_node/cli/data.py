@@ -96,21 +96,20 @@ def verify(here: Here, packs: Annotated[list[Path], typer.Argument(metavar="PACK
     """
     from lowcomm_node.data.pack import find_packs
 
-    verified: list[Pack] = []
-    for found in (found for path in packs for found in find_packs(path)):
+    found = find_packs(*packs)
+    for pack in found:
         with _progress(here) as show:
-            piece = found.first_wrong_piece(show(found.path.name))
+            piece = pack.first_wrong_piece(show(pack.path.name))
         if piece is not None:
-            start = piece * found.text.piece_bytes
+            start = piece * pack.text.piece_bytes
             raise DataError(
-                f"{found.path}: piece {piece} (bytes {start:,} to "
-                f"{start + found.text.piece_bytes:,}) is not as its maker packed it: copy the file "
+                f"{pack.path}: piece {piece} (bytes {start:,} to "
+                f"{start + pack.text.piece_bytes:,}) is not as its maker packed it: copy the file "
                 "again, or have peers send it."
             )
-        verified.append(found)
     here.show(
-        [_facts(found) for found in verified],
-        "\n".join(f"{found.path}: all {found.text.piece_count} pieces" for found in verified),
+        list(map(_facts, found)),
+        "\n".join(f"{pack.path}: all {pack.text.piece_count} pieces" for pack in found),
     )
 
 
@@ -132,13 +131,10 @@ def show(
     """
     from lowcomm_node.data.pack import find_packs
 
-    found = [found for path in packs for found in find_packs(path)]
-    samples = [_sample(each, tokenizer, piece) for each in found]
+    samples = [(pack, _sample(pack, tokenizer, piece)) for pack in find_packs(*packs)]
     here.show(
-        [{**_facts(each), "sample": text} for each, text in zip(found, samples, strict=True)],
-        "\n\n".join(
-            f"{_in_words(each)}\n{text}" for each, text in zip(found, samples, strict=True)
-        ),
+        [{**_facts(pack), "sample": text} for pack, text in samples],
+        "\n\n".join(f"{_in_words(pack)}\n{text}" for pack, text in samples),
     )
 
 
@@ -171,7 +167,7 @@ def pin_packs(paths: Sequence[Path], pinned: Mapping[str, Any] | None) -> tuple[
     from lowcomm_node.data.pack import find_packs
     from lowcomm_protocol.spec.sections import BUILTIN_TOKENS, MAX_PARTS
 
-    packs = [found for path in paths for found in find_packs(path)]
+    packs = find_packs(*paths)
     tokenizer = packs[0].description.tokenizer
     if other := [found for found in packs if found.description.tokenizer != tokenizer]:
         raise ConfigError(

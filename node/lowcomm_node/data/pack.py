@@ -132,15 +132,18 @@ def read_pack(path: Path, is_private: bool = False) -> Pack:
     return Pack(path, description, maker, digests)
 
 
-def find_packs(path: Path) -> list[Pack]:
-    """The pack at a path, or those in a folder, by name. Raises ConfigError, DataError."""
-    packs = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else [path]
-    if not packs or not all(pack.is_file() for pack in packs):
-        raise ConfigError(
-            f"{path} is neither a pack nor a folder of packs: name a file that `lowcomm-node data "
-            "pack` wrote."
-        )
-    return [read_pack(pack) for pack in packs]
+def find_packs(*paths: Path) -> list[Pack]:
+    """The packs at paths, or in folders, by name. Raises ConfigError, DataError."""
+    found: list[Pack] = []
+    for path in paths:
+        packs = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else [path]
+        if not packs or not all(pack.is_file() for pack in packs):
+            raise ConfigError(
+                f"{path} is neither a pack nor a folder of packs: name a file that `lowcomm-node "
+                "data pack` wrote."
+            )
+        found += map(read_pack, packs)
+    return found
 
 
 def read_description(data: bytes, is_private: bool = False) -> tuple[PackDescription, str]:
