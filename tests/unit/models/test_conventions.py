@@ -103,12 +103,8 @@ def test_documents_begin_and_end_as_the_run_says_and_prompts_begin_so(tmp_path: 
     found = {}
     for tokenizer in (plain, marked):
         data = open_data(str(tmp_path / "text.jsonl"), tokenizer, tmp_path / "cache")
-        found[tokenizer.name] = [
-            token
-            for split in (data.train, data.held_out)
-            for shard in split.shards
-            for token in np.asarray(shard).tolist()
-        ]
+        splits = data.train.numbers, data.held_out.numbers
+        found[tokenizer.name] = np.concatenate(splits).tolist()
     encoded = [token for text in texts for token in (0, *marked.encode(text).tolist(), 2)]
     assert sorted(found[marked.name]) == sorted(encoded)
     assert found[marked.name][0] == 0 and found[marked.name][-1] == 2
