@@ -27,9 +27,10 @@ settings.load_profile("lowcomm")
 
 
 LONG = (
-    "test_guides.py", "test_discovery.py", "test_bootstrap.py", "test_amending.py", "test_soak.py",
-    "test_packed.py", "test_models_page.py", "test_page_in_browser.py", "test_liars.py",
-    "test_fuzz.py", "test_kills.py", "test_door.py", "test_two_nodes.py", "test_life.py",
+    "test_guides.py", "test_fuzz.py", "test_two_nodes.py", "test_amending.py",
+    "test_models_page.py", "test_page_in_browser.py", "test_bootstrap.py", "test_soak.py",
+    "test_packed.py", "test_discovery.py", "test_liars.py", "test_life.py", "test_door.py",
+    "test_kills.py",
 )  # fmt: skip
 """Files with real processes that take half a minute or more. They begin first: the last one would
 end alone on one worker."""
