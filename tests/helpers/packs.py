@@ -29,7 +29,7 @@ def write_pack(
     (folder / "train").write_bytes(whole[0])
     (folder / "held_out").write_bytes(whole[1])
     sizes, maker = (len(whole[0]), len(whole[1])), Identity(bytes(range(32)))
-    return seal(path, folder, sizes, maker, tokenizer, None, masked, {})
+    return seal(path, folder / "train", sizes, maker, tokenizer, None, masked, {})
 
 
 def make_cache(source: Path, cache: Path) -> None:

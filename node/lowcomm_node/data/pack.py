@@ -183,7 +183,7 @@ def token_type(vocab: int, masked: bool) -> np.dtype[Any]:
 
 def seal(
     path: Path,
-    folder: Path,
+    data: Path,
     sizes: tuple[int, int],
     maker: Identity | None,
     tokenizer: PackTokenizer,
@@ -192,18 +192,18 @@ def seal(
     facts: Mapping[str, Any],
     show: Show = lambda *_: None,
 ) -> Pack:
-    """Make a pack of the files ``train`` and ``held_out`` in a folder, whose first ``sizes`` bytes
-    are its tokens.
+    """Make a pack of a file of training tokens and the file ``held_out`` beside it, whose first
+    ``sizes`` bytes are its tokens.
 
-    May be called again after a crash, with the folder as it is. Raises DataError if it would be too
-    large, DiskFull.
+    May be called again after a crash, with the files as they are. Raises DataError if it would be
+    too large, DiskFull.
     """
-    width, data = token_type(tokenizer.vocab, masked).itemsize, folder / "train"
+    width = token_type(tokenizer.vocab, masked).itemsize
     train_bytes, held_out_bytes = sizes
     piece_bytes = piece_bytes or piece_bytes_of(sum(sizes))
     start = -(-train_bytes // piece_bytes) * piece_bytes
     end = start + -(-held_out_bytes // piece_bytes) * piece_bytes
-    with data.open("r+b") as file, (folder / "held_out").open("rb") as held_out:
+    with data.open("r+b") as file, data.with_name("held_out").open("rb") as held_out:
         file.truncate(train_bytes)
         file.truncate(start)
         file.seek(start)

@@ -2,10 +2,16 @@
 
 .OUT.pack.packing/
   train, held_out   tokens so far, without padding
+  parts             of each part of a training document its heap and its bytes, 8 bytes in all
+  shuffled          training tokens, heap after heap
   journal           SQLite: how far all of that is, and 8 bytes of the digest of each document
 
 The journal takes some 20 bytes of disk a document, and 64 MiB of memory however many there are.
-Both files are cut to its sizes before packing goes on, so a kill loses a second of work.
+All files are cut to its sizes before packing goes on, so a kill loses a second of work.
+
+Neighbours in a source are alike, and a model that reads them together forgets the rest
+(docs/methods.md). So the digest of a document says on which of 256 heaps it comes, and each heap is
+a sample of the whole source. A private text, whose windows are drawn at random, keeps its order.
 """
 
 import json
@@ -35,7 +41,8 @@ from lowcomm_node.errors import ConfigError, DataError, DiskFull
 from lowcomm_node.storage.files import disk_full_error, folder_lock
 from lowcomm_protocol.identity import Identity
 
-FORMAT = 2
+FORMAT = 3
+HEAPS = 256
 SAVE_SECONDS = 1.0
 """Work that a kill loses, beside that of the batches in hand."""
 BATCH_BYTES = (256 << 10) * (os.cpu_count() or 1)
@@ -66,6 +73,10 @@ class PackingState:
     """Whether that place is within a document."""
     held_out: bool = False
     """Whether that document is held out."""
+    heap: int = 0
+    """Of that document."""
+    parts: int = 0
+    """Parts of training documents, whose tokens are ``train_bytes``."""
     train_bytes: int = 0
     held_out_bytes: int = 0
     documents: int = 0
@@ -77,8 +88,13 @@ class PackingState:
 @dataclass(frozen=True)
 class _Batch:
     documents: list[Document]
+    heaps: list[int]
     after: PackingState
     """How far packing is with it; the sizes are those before."""
+
+
+_Encoded = tuple[bytes, bytes, bytes]
+"""Tokens of training and of held-out text, and the parts of training documents."""
 
 
 class Packer:
@@ -136,9 +152,12 @@ class Packer:
                     "at least two documents."
                 )
             facts = {**(facts or {}), **{name: getattr(state, name) for name in _COUNTED}}
+            train = "shuffled" if self._maker else "train"
+            if self._maker:
+                self._shuffle(state, show("shuffling"))
             sizes = state.train_bytes, state.held_out_bytes
             pack = seal(
-                *(self._path, self.folder, sizes, self._maker, named, piece_bytes),
+                *(self._path, self.folder / train, sizes, self._maker, named, piece_bytes),
                 *(self._is_masked, facts, show("hashing")),
             )
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -150,17 +169,19 @@ class Packer:
         with (
             _opened(self.folder / "train", state.train_bytes) as train,
             _opened(self.folder / "held_out", state.held_out_bytes) as held_out,
+            _opened(self.folder / "parts", 8 * state.parts) as parts,
         ):
 
             def save() -> None:
-                for file in (train, held_out):
+                for file in (train, held_out, parts):
                     file.flush()
                     os.fsync(file.fileno())
                 journal.save(state)
 
-            for batch, (learned, tested) in self._encoded(self._batches(journal)):
+            for batch, (learned, tested, sizes) in self._encoded(self._batches(journal)):
                 state = replace(
                     batch.after,
+                    parts=state.parts + len(sizes) // 8,
                     train_bytes=state.train_bytes + len(learned),
                     held_out_bytes=state.held_out_bytes + len(tested),
                 )
@@ -169,6 +190,7 @@ class Packer:
                 show(min(read, self._text.size), self._text.size, tokens)
                 train.write(learned)
                 held_out.write(tested)
+                parts.write(sizes)
                 if monotonic() > saved + SAVE_SECONDS:
                     save()
                     saved = monotonic()
@@ -183,53 +205,80 @@ class Packer:
             save()
         return state
 
+    def _shuffle(self, state: PackingState, show: Show) -> None:
+        """Write the training tokens heap after heap."""
+        with (
+            (self.folder / "train").open("rb") as train,
+            (self.folder / "shuffled").open("wb") as shuffled,
+        ):
+            for heap in range(HEAPS):
+                place, left = 0, state.parts
+                with (self.folder / "parts").open("rb") as file:
+                    while left:
+                        parts = np.fromfile(file, "<u8", min(left, 1 << 20))
+                        ends = np.minimum(place + np.cumsum(parts >> 8), state.train_bytes)
+                        for part in np.flatnonzero(parts & 0xFF == heap):
+                            start = int(ends[part - 1]) if part else place
+                            shuffled.write(os.pread(train.fileno(), int(ends[part]) - start, start))
+                        place, left = int(ends[-1]), left - len(parts)
+                done = shuffled.tell()
+                show(done, state.train_bytes, done // self._type.itemsize)
+
     def _batches(self, journal: "_Journal") -> Iterator[_Batch]:
         """Documents that are new, several at a time, and how far reading is after each batch."""
-        state, batch, size = journal.state, list[Document](), 0
-        number, held_out, is_copy = state.file, state.held_out, False
+        state, batch, size, heaps = journal.state, list[Document](), 0, list[int]()
+        number, held_out, heap, is_copy = state.file, state.held_out, state.heap, False
         counts = {name: getattr(state, name) for name in _COUNTED}
         for number, document in self._text.documents(state.file, state.place, state.is_within):
             if document.begins:
                 order, held_out = sum(counts.values()), document.held_out
+                heap = document.key[0]
                 is_copy = self._maker is not None and not journal.is_new(document.key, order)
                 kept = "held_out_documents" if held_out else "documents"
                 counts["duplicates" if is_copy else kept] += 1
             if is_copy:
                 continue
             batch.append(document if document.begins else replace(document, held_out=held_out))
+            heaps.append(heap)
             size += len(document.text)
             if document.place is not None and size >= BATCH_BYTES:
                 reached = {"file": number, "place": document.place, "is_within": not document.ends}
-                yield _Batch(batch, replace(state, held_out=held_out, **reached, **counts))
-                batch, size = [], 0
-        yield _Batch(batch, replace(state, file=number + 1, place=0, is_within=False, **counts))
+                after = replace(state, held_out=held_out, heap=heap, **reached, **counts)
+                yield _Batch(batch, heaps, after)
+                batch, heaps, size = [], [], 0
+        after = replace(state, file=number + 1, place=0, is_within=False, **counts)
+        yield _Batch(batch, heaps, after)
 
-    def _encoded(self, batches: Iterator[_Batch]) -> Iterator[tuple[_Batch, tuple[bytes, bytes]]]:
+    def _encoded(self, batches: Iterator[_Batch]) -> Iterator[tuple[_Batch, _Encoded]]:
         """Batches and their tokens in order, several of them in hand."""
-        in_hand = deque[tuple[_Batch, Future[tuple[bytes, bytes]]]]()
+        in_hand = deque[tuple[_Batch, Future[_Encoded]]]()
         with ThreadPoolExecutor(IN_HAND - 1) as pool:
             for batch in batches:
-                in_hand.append((batch, pool.submit(self._encode, batch.documents)))
+                in_hand.append((batch, pool.submit(self._encode, batch)))
                 if len(in_hand) == IN_HAND:
                     batch, future = in_hand.popleft()
                     yield batch, future.result()
             for batch, future in in_hand:
                 yield batch, future.result()
 
-    def _encode(self, documents: Sequence[Document]) -> tuple[bytes, bytes]:
-        """The tokens of documents, of training and of held-out text."""
-        splits: tuple[list[bytes], list[bytes]] = ([], [])
-        for is_tokens, group in groupby(documents, lambda document: document.is_tokens):
+    def _encode(self, batch: _Batch) -> _Encoded:
+        made: list[NDArray[Any]] = []
+        for is_tokens, group in groupby(batch.documents, lambda document: document.is_tokens):
             alike = list(group)
             if is_tokens:
-                tokens = [_checked(document, self._tokenizer) for document in alike]
+                made += [_checked(document, self._tokenizer) for document in alike]
             elif self._is_masked and isinstance(self._tokenizer, FileTokenizer):
-                tokens = encode_chat(self._tokenizer, [document.text for document in alike])
+                made += encode_chat(self._tokenizer, [document.text for document in alike])
             else:
-                tokens = _encode_text(self._tokenizer, alike)
-            for document, made in zip(alike, tokens, strict=True):
-                splits[document.held_out].append(made.astype(self._type).tobytes())
-        return b"".join(splits[0]), b"".join(splits[1])
+                made += _encode_text(self._tokenizer, alike)
+        splits: tuple[list[bytes], list[bytes]] = ([], [])
+        parts: list[int] = []
+        for document, heap, tokens in zip(batch.documents, batch.heaps, made, strict=True):
+            data = tokens.astype(self._type).tobytes()
+            splits[document.held_out].append(data)
+            if not document.held_out:
+                parts.append(len(data) << 8 | heap)
+        return b"".join(splits[0]), b"".join(splits[1]), np.array(parts, "<u8").tobytes()
 
 
 def _checked(document: Document, tokenizer: Tokenizer) -> NDArray[Any]:
