@@ -131,7 +131,7 @@ mirror-refused: A mirror of packed text can't be used, or gave something else.
     Correct `--mirror`, or leave it away: peers send the text, too.
 piece-skipped: Nobody gave a piece of packed text for ten minutes, so it is not read in this epoch.
     Start a node that has the pack (`--data`), or name a `--mirror`.
-text-missing: Nobody gives the next pieces of packed text, so what is here is read again.
+text-missing: Packed text comes slowly, or nobody gives it, so what is here is read again.
     Start a node that has the pack (`--data`), or name a `--mirror`: all goes on by itself.
 few-peers: Fewer peers came than the run begins with.
     Nothing: others may join later.

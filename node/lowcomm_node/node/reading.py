@@ -50,7 +50,9 @@ UNGIVEN, LONGEST = 600.0, 3600.0
 RETRY = 10.0
 """Seconds after which a piece is tried again that our own disk has no room for."""
 PATIENCE = 15.0
-"""Seconds that training waits, and nobody gives the text, before it reads again what is here."""
+"""Seconds that training waits before it reads again what is here."""
+ENOUGH = 0.25
+"""Pieces that are enough for that while more come, beside those of a block."""
 MOST_AGAIN = 4096
 """Pieces that are read again."""
 EARLY = 6
@@ -255,16 +257,17 @@ class TextReader:
         return _Held(piece, self._deals[piece.part].block(piece.piece))
 
     async def _read_again(self, part: int) -> None:
-        """Let training go on with text that is here, while nobody gives the next."""
+        """Let training go on with text that is here, while the next comes slowly, or not at all."""
         long_ago = monotonic() - PATIENCE
+        lacking = [held for held in self._of(part) if not held.is_here]
         waits = self._waits_since is not None and self._waits_since < long_ago
-        missing = any(not held.is_here and held.given < long_ago for held in self._of(part))
-        if part in self._again or not (waits and missing):
+        if part in self._again or not (waits and lacking):
             return
         store = self._text.stores[part]
         training = range(store.part.training_pieces)
         here = tuple(islice((piece for piece in training if store.has(piece)), MOST_AGAIN))
-        if here:
+        is_missing = any(held.given < long_ago for held in lacking)
+        if here and (is_missing or len(here) >= ENOUGH * len(lacking[0].block)):
             self._again.add(part)
             again = "training goes on with text that is here, and reads it again"
             self._board.warn("text-missing", f"{self._why(part)}; {again}")
@@ -363,11 +366,12 @@ class TextReader:
         name, piece = store.part.name, lacking[0] if lacking else held.piece.piece
         self._board.tell(PieceSkipped(text=name, epoch=epoch, piece=piece))
         self._board.withdraw("piece-skipped")
-        many = sum(one.part == part for one in self._skipped)
-        block = f": {many} pieces that are shuffled with it are skipped" if many > 1 else ""
+        others = sum(skipped.part == part for skipped in self._skipped) - 1
+        block = f", with {others} that are shuffled with it," if others else ""
+        why = held.why or "nobody gives it"
         self._board.warn(
             "piece-skipped",
-            f"nobody gave piece {piece} of {name} for ten minutes{block or ': it is skipped'}",
+            f"piece {piece} of {name}{block} did not come for ten minutes and is skipped: {why}",
         )
 
     def _why(self, part: int) -> str:

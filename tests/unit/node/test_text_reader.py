@@ -4,7 +4,7 @@ the same, and what nobody gives is skipped and told."""
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from helpers.donors import identity
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
-from helpers.packed_text import PART, PIECE, TRAINING, holding
+from helpers.packed_text import DATA, PART, PIECE, TRAINING, holding
 from helpers.waiting import until_async
 from lowcomm_node.dht.keys import read_key
 from lowcomm_node.fetch.packs import PackStore
@@ -202,6 +202,24 @@ async def test_what_nobody_gives_is_skipped_and_told_and_what_is_here_is_read_ag
     await until(lambda: len(node.added) >= 8)
     assert {piece.piece for piece in node.added} == set(range(8))
     (warning,) = [one.text for one in node.board.warnings if one.code == "piece-skipped"]
-    assert f"of {PART.name} for ten minutes" in warning
+    assert f"of {PART.name}, with 7 that are shuffled with it, did not come" in warning
     names = [events.get_nowait().event.name for _ in range(events.qsize())]
     assert "piece-skipped" in names
+
+
+async def test_text_that_comes_slowly_is_read_again_once_there_is_some(
+    tmp_path: Path,
+    network: MemoryNetwork,
+    ends: list[asyncio.Task[None]],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(reading, "PATIENCE", 0.05)
+    monkeypatch.setattr(PackStore, "is_coming", lambda store, piece: True)
+    store = holding(tmp_path / "a", [3])
+    node = ReadingNode(1, tmp_path, network, store)
+    ends.append(node.begin(TextPiece(0, 0, 9)))
+    node.reader.hear(TextAwaited(waits=True))
+    await until(lambda: node.reader._held[TextPiece(0, 0, 9)].given > monotonic() - 0.05)
+    assert not node.again
+    store.file.write(4, DATA[4 * PIECE : 5 * PIECE])
+    await until(lambda: node.again == [ReadAgain(part=0, pieces=(3, 4))])
