@@ -22,7 +22,7 @@ from shares import GROUPS as GROUP_ROWS
 from shares import LONGER as LONG_ROWS
 from shares import PAIRS as PAIR_ROWS
 
-from lowcomm_node.planner.pace import contents, fragment_sizes
+from lowcomm_node.planner.pace import contents
 from lowcomm_node.trainer.memory import count_parameters
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.presets import PRESETS
@@ -203,8 +203,8 @@ def point(
 def resent(method: str, sync: dict[str, Any], peers: int, results: list[Any]) -> float:
     """Bytes that were sent for each that coding takes where no block wraps."""
     spec = RunSpec.model_validate({"run": {"name": "a"}, "sync": {"method": method} | sync})
-    sizes, members = fragment_sizes(spec), min(spec.sync.group, peers)
-    once = sum(contents(spec.sync, size, members) for size in sizes) / len(sizes)
+    values = round(count_parameters(spec.model) / spec.sync.fragments)
+    once = contents(spec.sync, values, min(spec.sync.group, peers))
     sent = sum(one["bytes_sent"] for one in results)
     exchanges = sum(one["applied"] for one in results) / peers
     return sent / (exchanges * once)

@@ -11,7 +11,6 @@ yet how far peers are apart. Printed are, predicted and measured:
     bytes      of contents that a node sends in one exchange, the mean
     on line    seconds for which it fills the line: what the emulator carried in the fuller
                direction, other frames and what was sent twice included, at the line's rate
-    merged     seconds from when it is due until it is merged, the mean
 
 Contents take longer to come than they fill the line, as they wait in buffers behind those before
 them: ``stages`` of the results have that.
@@ -63,7 +62,6 @@ ROWS = {
     "interval": "interval, steps",
     "bytes": "bytes of an exchange",
     "line": "seconds on the line",
-    "merged": "seconds until merged",
 }
 
 
@@ -93,20 +91,14 @@ def main() -> int:
 
 def predict(mbit: float, arguments: Any) -> dict[str, float]:
     """What the planner says."""
+    from lowcomm_node.planner.line import read_line
     from lowcomm_node.planner.plan import choice_of
-    from lowcomm_node.planner.question import Line, Question
 
-    rate = mbit * 1e6 / 8
-    line = Line(up=rate, down=rate, latency=4 * slow_lines.DELAY)
-    spec = parse_toml(SPEC.format(method=arguments.method))
-    asked = Question(spec=spec, line=line, step_seconds=arguments.step, peers=PEERS)
-    plan = choice_of(asked)
-    return {
-        "interval": plan.interval,
-        "bytes": plan.exchange.contents,
-        "line": plan.exchange.line_seconds,
-        "merged": plan.exchange.seconds,
-    }
+    latency, step = 4000 * slow_lines.DELAY, arguments.step
+    options = {"up": f"{mbit}Mbit", "step_seconds": step, "peers": PEERS, "latency": latency}
+    line = read_line("planned.py", options)
+    plan = choice_of(parse_toml(SPEC.format(method=arguments.method)), line)
+    return {"interval": plan.interval, "bytes": plan.contents, "line": plan.line_seconds}
 
 
 def measure(mbit: float, arguments: Any) -> dict[str, Any]:
@@ -145,7 +137,6 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
         "interval": steps * fragments / len(done),
         "bytes": mean(one["bytes_sent"] for one in done),
         "line": 8 * wire / len(done) / (mbit * 1e6),
-        "merged": mean(one["seconds"] for one in done),
         "stages": {
             name: round(mean(one["stages"].get(name, 0.0) for one in done), 3)
             for name in sorted({name for one in done for name in one["stages"]})

@@ -21,8 +21,8 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from lowcomm_node.owner.settings import BASIC, SETTINGS, NodeSettings, default_of, flag_of
+from lowcomm_node.planner.line import read_line, run_of_parameters
 from lowcomm_node.planner.plan import Plan, plan
-from lowcomm_node.planner.question import question_of, run_of
 from lowcomm_node.planner.words import plan_in_words
 from lowcomm_node.status.events import KINDS, Contributed
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
@@ -168,10 +168,10 @@ def _wrapped(entry: str, columns: int = 100) -> list[str]:
     return textwrap.wrap(entry, columns, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def planned(parameters: int, line: Mapping[str, Any]) -> Iterator[str]:
+def planned(parameters: str, line: Mapping[str, Any]) -> Iterator[str]:
     """What `plan` prints."""
-    told = plan(question_of(run_of(parameters, line["peers"]), line), from_file=False)
-    yield from ("```", plan_in_words(told), "```")
+    spec = run_of_parameters(parameters, line["peers"])
+    yield from ("```", plan_in_words(plan(spec, read_line("plan", line), from_file=False)), "```")
 
 
 def truth() -> Iterator[str]:
@@ -196,7 +196,6 @@ TRUTHS = {
     "interval": "interval, steps",
     "bytes": "MB of an exchange",
     "line": "seconds for which it fills the line",
-    "merged": "seconds until it is merged",
 }
 NARROW = {"up": "20Mbit", "step_seconds": 2.0, "peers": 8}
 
@@ -220,7 +219,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "presets": presets,
     "added": added,
     "events": events,
-    "plan-narrow": partial(planned, 10**8, NARROW),
+    "plan-narrow": partial(planned, "100M", NARROW),
     "plan-truth": truth,
 }
 

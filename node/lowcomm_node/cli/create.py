@@ -100,9 +100,9 @@ def init(
         if steps or not more["run"]["tokens"]:
             raise ConfigError(f"--tokens {tokens}: write such as 10B, and without --steps.")
     if parameters is not None:
-        from lowcomm_node.planner.question import run_of_parameters  # loads torch
+        from lowcomm_node.planner.line import run_of_parameters  # loads torch
 
-        sized = run_of_parameters(parameters, line["peers"], vocab)
+        sized = run_of_parameters(parameters, max(1, line["peers"] or 1), vocab)
         more["model"] = sized.model.model_dump()
         steps = steps or (sized.run.steps if tokens is None else None)
 
@@ -214,24 +214,24 @@ def plan(
     Example: lowcomm-node plan run.toml --up 20Mbit --step-seconds 2 --peers 8
     """
     from lowcomm_node.cli.creator import parameters_of
+    from lowcomm_node.planner.line import read_line, run_of_parameters
     from lowcomm_node.planner.plan import plan as plan_methods
-    from lowcomm_node.planner.question import question_of, run_of_parameters
     from lowcomm_node.planner.words import plan_in_words
     from lowcomm_protocol.spec.run import parse_toml
 
-    section = None
     if file is not None and parameters is None:
         text = text_of(file)
-        spec, section = parse_toml(text, str(file), parameters_of), tomllib.loads(text).get("plan")
+        spec = parse_toml(text, str(file), parameters_of)
+        on = read_line(f"{file}: [plan]", line, tomllib.loads(text).get("plan"))
     elif parameters is not None and file is None:
-        spec = run_of_parameters(parameters, line["peers"])
+        on = read_line("plan", line)
+        spec = run_of_parameters(parameters, on.peers)
     else:
         raise ConfigError(
             "plan needs a run.toml (write one with `lowcomm-node init`) or --parameters, and not "
             "both."
         )
-    question = question_of(spec, line, section, str(file))
-    planned = plan_methods(question, from_file=file is not None)
+    planned = plan_methods(spec, on, from_file=file is not None)
     here.show(planned, plan_in_words(planned))
 
 

@@ -70,16 +70,16 @@ def apply_plan(
 
     Takes the best method, or the best interval of ``method``. Raises ConfigError.
     """
+    from lowcomm_node.planner.line import read_line
     from lowcomm_node.planner.plan import OPTIMIZER, plan  # loads torch
-    from lowcomm_node.planner.question import question_of
 
+    line = read_line("--plan", options)
     train = spec.train.model_copy(update={"optimizer": optimizer or OPTIMIZER})
-    question = question_of(spec.model_copy(update={"train": train}), options, asked="--plan")
-    planned = plan(question, from_file=True)
+    planned = plan(spec.model_copy(update={"train": train}), line, from_file=True)
     best = next((choice for choice in planned.choices if method in (None, choice.method)), None)
     if best is None:
         raise ConfigError(
-            f"--method {method} can't be planned for {question.peers} peers: it does not exchange, "
+            f"--method {method} can't be planned for {line.peers} peers: it does not exchange, "
             "is for fewer, or has the settings of a paper; leave --method away to get the best."
         )
     reason = planned.reason
@@ -88,7 +88,7 @@ def apply_plan(
             f"{best.method}: every {best.interval:.0f} steps is the shortest interval that this "
             "line carries"
         )
-    sections = {"sync": best.settings, "plan": question.section()}
+    sections = {"sync": best.settings, "plan": line.section()}
     return best.method, best.optimizer, sections, reason
 
 
@@ -225,11 +225,11 @@ def check_line(spec: RunSpec, text: str, source: str) -> str | None:
     section = tomllib.loads(text).get("plan")
     if section is None or spec.sync.group == 1:
         return None
+    from lowcomm_node.planner.line import read_line
     from lowcomm_node.planner.plan import choice_of  # loads torch
-    from lowcomm_node.planner.question import question_of
     from lowcomm_node.planner.words import interval_in_words
 
-    why = interval_in_words(choice_of(question_of(spec, {}, section, source, asked="")))
+    why = interval_in_words(choice_of(spec, read_line(f"{source}: [plan]", {}, section)))
     remedy = "plan it again with `lowcomm-node plan`, or remove [plan] if the line is another"
     return f"{why}: {remedy}" if why else None
 

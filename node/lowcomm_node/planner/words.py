@@ -4,6 +4,7 @@ from textwrap import wrap
 
 from lowcomm_node.planner.plan import Choice, Plan
 from lowcomm_node.system.units import quantity, seconds, size, write_rate
+from lowcomm_protocol.spec.presets import PRESETS
 
 GIB = 1024**3
 _COLUMNS = "{:<17}{:>6}{:>10}{:>9}{:>13}{:>7}{:>8}{:>10}"
@@ -11,21 +12,22 @@ _COLUMNS = "{:<17}{:>6}{:>10}{:>9}{:>13}{:>7}{:>8}{:>10}"
 
 def plan_in_words(plan: Plan) -> str:
     """The costs of a run on a line, by method, and the method to take."""
-    line, best, whole = plan.line, plan.choices[0], plan.allreduce
+    line, best = plan.line, plan.choices[0]
+    sent, step = plan.allreduce_bytes, plan.allreduce_seconds
     lines = [
-        f"{quantity(plan.parameters)} parameters, {plan.peers} peers, steps of "
-        f"{plan.step_seconds:g} s, line {write_rate(line.up)} up, {write_rate(line.down)} down, "
-        f"{1000 * line.latency:.0f} ms",
+        f"{quantity(plan.parameters)} parameters, {line.peers} peers, steps of "
+        f"{line.step_seconds:g} s, line {write_rate(line.up)} up, {write_rate(line.down)} down, "
+        f"{line.latency:.0f} ms",
         f"{plan.steps:,} steps: {_hours(plan.hours)} on {quantity(plan.tokens)} tokens, with any "
         "method, as training does not wait",
         "",
         _COLUMNS.format("", "", "exchange", "on line", "every", "share", "memory", "run sent"),
         _COLUMNS.format("method", "codec", "", "", "steps", "", "GiB", ""),
-        *([_row("as written", plan.as_written)] if plan.as_written is not None else []),
-        *(_row(choice.method, choice) for choice in plan.choices),
+        *(_row("as written", one, one.written) for one in [plan.as_written] if one is not None),
+        *(_row(one.method, one, PRESETS[one.method].sync["interval"]) for one in plan.choices),
         _COLUMNS.format(
-            "all-reduce", "fp32", size(whole.bytes), _time(whole.seconds - plan.step_seconds), "1",
-            "100 %", "", size(whole.bytes * plan.steps),
+            "all-reduce", "fp32", size(sent), _time(step - line.step_seconds), "1",
+            "100 %", "", size(sent * plan.steps),
         ),
         "",
     ]  # fmt: skip
@@ -33,14 +35,13 @@ def plan_in_words(plan: Plan) -> str:
         f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
         for name, value in best.settings.items()
     )
-    memory = best.memory
     sentences = [
         f"Take {plan.reason}.",
         f"It differs from the preset in {settings}." if settings else "",
-        f"All-reduce of gradients would take {_hours(whole.hours)} on this line, "
-        f"{_time(whole.seconds)} a step.",
-        f"A peer of {best.method} needs at least {memory.host_bytes / GIB:.1f} GiB of memory, or "
-        f"with a GPU {memory.gpu_host_bytes / GIB:.1f} GiB and {memory.gpu_bytes / GIB:.1f} GiB of "
+        f"All-reduce of gradients would take {_hours(plan.steps * step / 3600)} on this line, "
+        f"{_time(step)} a step.",
+        f"A peer of {best.method} needs at least {best.host_bytes / GIB:.1f} GiB of memory, or "
+        f"with a GPU {best.gpu_host_bytes / GIB:.1f} GiB and {best.gpu_bytes / GIB:.1f} GiB of "
         "the GPU's.",
     ]
     if plan.as_written is not None and (why := interval_in_words(plan.as_written)):
@@ -64,35 +65,33 @@ def interval_in_words(choice: Choice) -> str | None:
     """The interval that results on a line; None where it carries the written one."""
     if choice.as_written:
         return None
-    exchange = choice.exchange
     return (
         f"every fragment is to be exchanged every {choice.written} steps, and this line makes it "
         f"every {_steps(choice.interval)}: each of the {choice.fragments} exchanges of an interval "
-        f"fills it for {_time(exchange.line_seconds)} ({size(exchange.contents)} each way), and "
-        f"takes {_time(exchange.seconds)} until it is merged"
+        f"fills it for {_time(choice.line_seconds)} ({size(choice.contents)} each way)"
     )
 
 
-def _row(name: str, choice: Choice) -> str:
+def _row(name: str, choice: Choice, written: int) -> str:
     every = _steps(choice.interval)
-    if choice.interval != choice.written:
-        every = f"{choice.written} -> {every}"
-    share = choice.share.share if choice.share is not None else None
+    if choice.interval != written:
+        every = f"{written} -> {every}"
+    share = choice.share
     return _COLUMNS.format(
         name,
         choice.codec,
-        size(choice.exchange.contents),
-        _time(choice.exchange.line_seconds),
+        size(choice.contents),
+        _time(choice.line_seconds),
         every,
         "?" if share is None else f"{100 * share:.0f} %",
-        f"{choice.memory.host_bytes / GIB:.1f}",
+        f"{choice.host_bytes / GIB:.1f}",
         size(choice.run_bytes),
     )
 
 
 def _figures(best: Choice) -> list[str]:
     figures: list[str] = []
-    for point in best.share.measured if best.share is not None else ():
+    for point in best.measured:
         each = " / ".join(f"{100 * share:.0f}" for share in point.shares)
         seeds = f"{each}, by seed" if len(point.shares) > 1 else "one seed alone"
         figures.append(

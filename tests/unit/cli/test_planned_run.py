@@ -45,10 +45,16 @@ def test_create_warns_where_the_line_makes_an_interval_longer(cli: Cli, tmp_path
     [
         ('up = "20"', "lacks step_seconds, peers"),
         ('up = "20"\nstep_seconds = 1\npeers = 4', "up = 20: 20 of what?"),
-        ('up = "1Mbit"\nstep_seconds = 0\npeers = 4', "step_seconds = 0: give 0.0001"),
-        ('up = "1Mbit"\nstep_seconds = 1\npeers = 1', "peers = 1: give 2 to 1024"),
-        ('up = "1Mbit"\nstep_seconds = 1\npeers = true', "peers = True"),
-        ('up = "1Mbit"\nrate = 1', "rate = 1: it has up, down"),
+        (
+            'up = "1Mbit"\nstep_seconds = 0\npeers = 4',
+            "step_seconds = 0: expected greater than or equal to 0.0001",
+        ),
+        (
+            'up = "1Mbit"\nstep_seconds = 1\npeers = 1',
+            "peers = 1: expected greater than or equal to 2",
+        ),
+        ('up = "1Mbit"\nstep_seconds = 1\npeers = true', "peers = True: expected a"),
+        ('up = "1Mbit"\nstep_seconds = 1\npeers = 4\nrate = 1', "rate = 1: it has up, down"),
     ],
 )
 def test_a_mistake_in_the_line_of_a_run_is_named(section: str, told: str) -> None:
