@@ -79,7 +79,7 @@ class BootstrapServer:
         self._rejoin = rejoin
         self._sign = sign
         self._page = page
-        rejoin.publish_with(self._publish, None)
+        rejoin.publish = self._publish
         self._published = 0.0
         self._looked_at: float | None = None
         """Time of the end of the last look; None before it serves."""

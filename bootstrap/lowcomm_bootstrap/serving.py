@@ -51,7 +51,7 @@ async def serve(
         discovery = Discovery(identity, key_file, dht)
         # Peers that lost us dial us. Starting p2pd again would end all that it relays.
         rejoin = Rejoin(
-            discovery, dht.initial_peers, None, lambda event: tell(event.to_json()), restarts=False
+            discovery, dht.initial_peers, lambda event: tell(event.to_json()), restarts=False
         )
         page = None
         if web is not None:

@@ -356,7 +356,7 @@ def known_doors() -> Made:
 
     def run(data: bytes) -> None:
         path.write_bytes(data)
-        found = known._read(path, 1_800_000_000.0)
+        found = known.read_remembered(path, 1_800_000_000.0)
         assert len(found) <= known.MAX_REMEMBERED
 
     peer = "12D3KooWAaYVakMyznsMrUbM1TPKUnduj2tCfQiM6zujqQmepeqr"

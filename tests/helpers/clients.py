@@ -2,7 +2,7 @@
 process.
 
 Each has an identity, a p2pd and a place in the DHT of its own, publishes its record as a node does,
-looks the peers of the run up again and again, and keeps its connection by the same watchdog: nobody
+looks the peers of the run up again and again, and comes back in the same way: nobody
 tells it to reconnect."""
 
 import asyncio
@@ -13,7 +13,7 @@ from time import monotonic, time
 from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.storage.files import load_or_create_identity
-from lowcomm_node.swarm import watchdog
+from lowcomm_node.swarm import rejoin
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 
@@ -37,8 +37,9 @@ class Client(Discovery):
             ),
         )
         self.run_id, self.seconds = run_id, seconds
-        self.rejoin = Rejoin(self, doors, None, lambda event: None)
-        self.rejoin.publish_with(self.tell, (peers_key(run_id), self.peer_id))
+        self.rejoin = Rejoin(self, doors, lambda event: None)
+        self.rejoin.publish = self.tell
+        self.rejoin.record = peers_key(run_id), self.peer_id
         self._tasks: list[asyncio.Task[None]] = []
         self.seen: frozenset[str] = frozenset()
         """Peers of the run, as of the last look."""
@@ -49,13 +50,13 @@ class Client(Discovery):
         await self.rejoin.enter(10.0)
         self._tasks = [
             asyncio.create_task(self.rejoin.run()),
-            asyncio.create_task(_every(lambda: watchdog.HEARTBEAT, self.tell)),
+            asyncio.create_task(_every(lambda: rejoin.HEARTBEAT, self.tell)),
             asyncio.create_task(_every(lambda: self.seconds, self.look)),
         ]
 
     async def tell(self) -> None:
         """Publish our record."""
-        now, life = time(), 3 * watchdog.HEARTBEAT
+        now, life = time(), 3 * rejoin.HEARTBEAT
         info = PeerInfo(
             peer_id=self.peer_id,
             run_id=self.run_id,

@@ -19,7 +19,7 @@ from helpers.dht_peers import Dht
 from helpers.processes import Process, Swarm, alive, descendants, free_port
 from helpers.waiting import until, until_async
 from lowcomm_node.dht.keys import RUNS_KEY
-from lowcomm_node.swarm import watchdog
+from lowcomm_node.swarm import rejoin
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
@@ -142,7 +142,7 @@ async def kill_and_come_back(swarm: Swarm, dht: Dht, count: int) -> None:
 async def test_clients_of_a_killed_server_come_back_by_themselves_and_its_runs_are_there(
     swarm: Swarm, dht: Dht, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "HEARTBEAT", 2.0)
+    monkeypatch.setattr(rejoin, "HEARTBEAT", 2.0)
     await kill_and_come_back(swarm, dht, 5)
 
 

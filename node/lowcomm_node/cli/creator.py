@@ -32,7 +32,7 @@ from lowcomm_node.storage.files import ephemeral_identity, read_small, write_ato
 from lowcomm_node.swarm.admission import AMENDMENTS_LIFE, REMOVALS_LIFE, newest_removals
 from lowcomm_node.swarm.find_run import ask_server, open_discovery
 from lowcomm_node.swarm.probes import CONNECT_DEADLINE
-from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_node.swarm.remembered_peers import RememberedPeer, read_remembered, remember
 from lowcomm_node.system.units import write_size
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.identity import Identity
@@ -333,10 +333,12 @@ async def publish_run(
                 "server closed to new runs?"
             )
         servers = by_peer(settings.peers)
-        known = RememberedPeers(settings.paths.remembered_peers(run.fingerprint), time())
-        for peer, addresses in servers.items():  # for amendments, and for this home's node
-            known.answered(peer, addresses, time(), named=True)
-        known.save()
+        now, file = time(), settings.paths.remembered_peers(run.fingerprint)
+        known = [
+            RememberedPeer(peer_id=peer, addresses=addresses, answered=now, named=True)
+            for peer, addresses in servers.items()
+        ]
+        remember(file, known, now)  # for amendments, and for this home's node
         asking = (_ask(discovery, peer, servers[peer], run.run_id) for peer in servers)
         return dict(zip(servers, await asyncio.gather(*asking), strict=True))
     finally:
@@ -387,8 +389,8 @@ def with_entry_points(settings: NodeSettings, run: SignedRun) -> NodeSettings:
         with ControlClient(settings.home) as client:
             known = client.status().entry_points
     except NotRunning:
-        path = settings.paths.remembered_peers(run.fingerprint)
-        known = tuple(peer.addresses[0] for peer in RememberedPeers(path, time()).peers())
+        file = settings.paths.remembered_peers(run.fingerprint)
+        known = tuple(peer.addresses[0] for peer in read_remembered(file, time()))
         if not known:
             raise ConfigError(
                 "No address of the swarm is known, and no node runs in "

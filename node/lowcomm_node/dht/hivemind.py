@@ -152,10 +152,9 @@ class Discovery(DhtRecords):
                 raise NoPeers(nobody_answers("; ".join(reasons)))
             # Only peers named by the owner may keep us from starting.
             named = {entry.peer_id for entry in self._entry_points.named}
-            check_clock(
-                {peer: knock for peer, knock in knocks.items() if peer in named},
-                self.max_clock_offset,
-            )
+            knocks = {peer: knock for peer, knock in knocks.items() if peer in named}
+            if (trouble := clock_trouble(knocks, self.max_clock_offset)) is not None:
+                raise Unhealthy(trouble)
             await self.find_neighbours()
             with suppress(LinkLost):  # it is looked for again
                 await self._reachability.look_from_outside()
@@ -428,15 +427,16 @@ def nobody_answers(where: str) -> str:
     return f"No peer answers at {where}: check the address, and that the bootstrap server runs."
 
 
-def check_clock(knocks: Mapping[str, Knock], most: float = MAX_CLOCK_OFFSET) -> None:
-    """Raise Unhealthy if our clock differs from that of every peer."""
+def clock_trouble(knocks: Mapping[str, Knock], most: float = MAX_CLOCK_OFFSET) -> str | None:
+    """What is wrong if our clock differs from that of every peer that answered."""
     nearest = min(
         (knock.ahead for knock in knocks.values() if knock.reason is None), key=abs, default=0.0
     )
-    if abs(nearest) > most:
-        where = "behind" if nearest > 0 else "ahead of"
-        raise Unhealthy(
-            f"This machine's clock is {abs(nearest):.0f} s {where} the swarm's; at most {most:.0f} "
-            "s are allowed: set it right (`timedatectl set-ntp true`), or that of the bootstrap "
-            "server."
-        )
+    if abs(nearest) <= most:
+        return None
+    where = "behind" if nearest > 0 else "ahead of"
+    return (
+        f"This machine's clock is {abs(nearest):.0f} s {where} the swarm's; at most {most:.0f} "
+        "s are allowed: set it right (`timedatectl set-ntp true`), or that of the bootstrap "
+        "server."
+    )

@@ -16,8 +16,8 @@ from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
 from lowcomm_node.swarm.probes import FOR_A_NODE, Prober
 from lowcomm_node.swarm.rejoin import Rejoin
-from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.system.tasks import Tasks, first_of
+from lowcomm_node.swarm.remembered_peers import read_remembered
+from lowcomm_node.system.tasks import Tasks, endure, first_of
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Amendment
@@ -48,9 +48,9 @@ class Entry:
         self.board = board
         self.refusals = refusals
         self._kept = remembered_run(settings)
-        known = self._peers_of(self._kept) if self._kept is not None else None
-        remembered = (peer.addresses for peer in (known.peers() if known else ()))
-        self.remembered = [address for addresses in remembered for address in addresses]
+        file = self._file_of(self._kept) if self._kept is not None else None
+        known = read_remembered(file, time()) if file is not None else []
+        self.remembered = [address for peer in known for address in peer.addresses]
         """Addresses of the swarm at earlier times."""
         self.discovery: Discovery = open_discovery(
             settings,
@@ -63,11 +63,11 @@ class Entry:
         self.rejoin = Rejoin(
             self.discovery,
             settings.peers,
-            known,
             board.tell,
-            board.warning("clock"),
-            withdraw=lambda: board.withdraw("clock"),
+            lambda text: board.warn("clock", text) if text else board.withdraw("clock"),
         )
+        if file is not None:
+            self.rejoin.keep(file)
         # Answers others who ask how they are reached.
         self._prober = Prober(self.discovery, self.discovery.addresses, FOR_A_NODE)
         self._tasks = Tasks()
@@ -104,9 +104,9 @@ class Entry:
         Raises NotAdmitted, VersionError.
         """
         check_trainable(run.spec)
-        if self._kept is None or self._kept.run_id != run.run_id:
-            self.rejoin.keep(self._peers_of(run))
-        self._tasks.start(self.rejoin.run())
+        self.rejoin.keep(self._file_of(run))
+        trouble, warn = "the node does not come back to its swarm", self.board.warning("defect")
+        self._tasks.start(endure(trouble, self.rejoin.run, warn))
         admission = RunAdmission(self.settings, run, self.identity.peer_id, time())
         admission.on_news = self.tell_amendments
         admission.on_trouble = self.board.warning("amendment")
@@ -128,8 +128,8 @@ class Entry:
         await self.rejoin.save()
         await self.discovery.close()
 
-    def _peers_of(self, run: SignedRun) -> RememberedPeers:
-        return RememberedPeers(self.settings.paths.remembered_peers(run.fingerprint), time())
+    def _file_of(self, run: SignedRun) -> Path:
+        return self.settings.paths.remembered_peers(run.fingerprint)
 
 
 class Departure:

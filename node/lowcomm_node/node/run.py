@@ -203,8 +203,8 @@ class Run:
             rejoin=entry.rejoin,
         )
         self.endpoint.on_sign_of_life(membership.sign_of_life)
-        own_record = peers_key(self._signed.run_id), self._peer_id
-        entry.rejoin.publish_with(membership.republish, own_record)
+        entry.rejoin.publish = membership.republish
+        entry.rejoin.record = peers_key(self._signed.run_id), self._peer_id
         entry.rejoin.on_move = self._move
         self._admission.on_news = self._hear_amendments
         warn = board.warning("defect")

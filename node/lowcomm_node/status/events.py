@@ -15,7 +15,7 @@ from lowcomm_node.node import messages
 from lowcomm_node.node.messages import Evaluated, InnerStepTaken, Saved, StepFigures, Tokenizing
 from lowcomm_node.owner.rules import Hold
 from lowcomm_node.status.model import AmendmentText, CheckpointStatus, Limits, Progress, read
-from lowcomm_node.swarm import watchdog
+from lowcomm_node.swarm import standing
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.logs import Event, log
 
@@ -97,8 +97,8 @@ class OtherEvent(Event, name="other"):
 
 
 KINDS: tuple[type[Event], ...] = (
-    PhaseEntered, Warned, watchdog.SwarmConnected, watchdog.SwarmLost, watchdog.SwarmUnlisted,
-    watchdog.EntryPointAnswers, watchdog.EntryPointSilent, watchdog.AddressesChanged,
+    PhaseEntered, Warned, standing.SwarmConnected, standing.SwarmLost, standing.SwarmUnlisted,
+    standing.EntryPointAnswers, standing.EntryPointSilent, standing.AddressesChanged,
     StateAdopted, messages.Skipped, messages.MicroBatch,
     Evaluated, Saved, messages.NotSaved, SavingAgain, messages.TrainerFailed, ExchangeEnded,
     RunAmended, PieceSkipped, LimitsChanged, Paused, Resumed, messages.Finished, Contributed,

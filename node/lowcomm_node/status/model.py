@@ -16,7 +16,7 @@ from lowcomm_node.net.routes import PeerRoute, RouteSpeed
 from lowcomm_node.node.messages import StepFigures, Tokenizing
 from lowcomm_node.node.supervisor import Failure
 from lowcomm_node.owner.rules import Hold
-from lowcomm_node.swarm.watchdog import SwarmStatus
+from lowcomm_node.swarm.standing import SwarmStatus
 from lowcomm_node.sync.history import ExchangeStatus, IntervalStatus
 from lowcomm_node.system.machine import Accelerator, NodeMemory
 

@@ -19,7 +19,7 @@ from lowcomm_node.storage.paths import Paths
 from lowcomm_node.swarm.admission import given_token
 from lowcomm_node.swarm.hosts import listening
 from lowcomm_node.swarm.probes import Asker
-from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_node.swarm.remembered_peers import read_remembered
 from lowcomm_node.system.quota import prefixes_of
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, Refusals, VersionError
 from lowcomm_protocol.identity import Identity
@@ -293,8 +293,8 @@ async def _published(discovery: Discovery) -> tuple[list[SignedRun], list[str]]:
 
 def _entered_at(settings: NodeSettings, run: SignedRun, now: float) -> set[str]:
     """The peers at which this home has entered the swarm of a run."""
-    remembered = RememberedPeers(settings.paths.remembered_peers(run.fingerprint), now)
-    return {peer.peer_id for peer in remembered.peers()}
+    file = settings.paths.remembered_peers(run.fingerprint)
+    return {peer.peer_id for peer in read_remembered(file, now)}
 
 
 def kept_runs(paths: Paths) -> list[SignedRun]:

@@ -1,4 +1,4 @@
-"""Peers and bootstrap servers that answered, kept as entry points for the next start.
+"""Peers and bootstrap servers that answered, kept in a file as entry points for the next start.
 
     {"version": 1, "doors": [{"peer_id": ..., "addresses": [...], "answered": Unix time, "named":
     bool}, ...]}
@@ -8,33 +8,27 @@ when it is read. A damaged file counts as empty.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lowcomm_node.net.addresses import is_peer_id, leading_to
+from lowcomm_node.net.addresses import leading_to
 from lowcomm_node.storage.files import write_atomic
 
 MAX_REMEMBERED = 64
-MAX_NAMED = 16
-"""Peers named by the owner, which are never displaced by others."""
-MAX_ADDRESSES = 4
-"""Of one peer."""
-MAX_BYTES = 128 * 1024
-MAX_AGE = 30 * 86_400.0
-"""Seconds before a peer that has not answered is forgotten."""
+MAX_BYTES = 256 * 1024
 
 
 class RememberedPeer(BaseModel):
     """A peer that has answered."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     peer_id: str
-    addresses: list[str]
+    addresses: tuple[str, ...]
     answered: Annotated[float, Field(allow_inf_nan=False)]
     """Unix time, seconds, of its last answer."""
     named: bool = False
@@ -42,59 +36,13 @@ class RememberedPeer(BaseModel):
 
 
 class _Content(BaseModel):
-    """The file."""
-
     version: Literal[1]
     doors: list[Any]
     """Read one by one, so that a damaged one spoils no others."""
 
 
-class RememberedPeers:
-    """The entry points of one run, in a file. Time is an argument: Unix time, seconds."""
-
-    def __init__(self, path: Path, now: float) -> None:
-        self._path = path
-        self._peers = {peer.peer_id: peer for peer in _read(path, now)}
-        self._written = self._content()
-
-    def peers(self) -> list[RememberedPeer]:
-        """All of them, named ones first, then by last answer."""
-        return sorted(self._peers.values(), key=lambda peer: (not peer.named, -peer.answered))
-
-    def answered(
-        self, peer_id: str, addresses: Sequence[str], now: float, named: bool = False
-    ) -> None:
-        """Remember a peer. Beyond MAX_REMEMBERED the oldest are forgotten."""
-        before = self._peers.get(peer_id)
-        known = [*addresses, *(before.addresses if before else ())]
-        good = _leading_to(peer_id, known)
-        if good:
-            named = named or (before is not None and before.named)
-            peer = RememberedPeer(peer_id=peer_id, addresses=good, answered=now, named=named)
-            self._peers = _newest([*self._peers.values(), peer])
-
-    def save(self) -> None:
-        """Write changes atomically. Raises DiskFull, OSError."""
-        content = self._content()
-        if content != self._written:
-            write_atomic(self._path, content, 0o600)
-            self._written = content
-
-    def _content(self) -> bytes:
-        doors = [peer.model_dump() for peer in self.peers()]
-        return json.dumps({"version": 1, "doors": doors}, indent=1).encode()
-
-
-def _newest(peers: Iterable[RememberedPeer]) -> dict[str, RememberedPeer]:
-    """The last entry of each peer, as far as there is room."""
-    last = {peer.peer_id: peer for peer in peers}
-    newest = sorted(last.values(), key=lambda peer: -peer.answered)
-    named = [peer for peer in newest if peer.named][:MAX_NAMED]
-    others = [peer for peer in newest if peer not in named]
-    return {peer.peer_id: peer for peer in (*named, *others[: MAX_REMEMBERED - len(named)])}
-
-
-def _read(path: Path, now: float) -> list[RememberedPeer]:
+def read_remembered(path: Path, now: float) -> list[RememberedPeer]:
+    """The peers in a file, named ones first, then by last answer; ``now``: Unix time, seconds."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -102,18 +50,23 @@ def _read(path: Path, now: float) -> list[RememberedPeer]:
     except (OSError, ValueError):
         return []
     peers: list[RememberedPeer] = []
-    for entry in content.doors[: 4 * MAX_REMEMBERED]:
+    for entry in content.doors[:MAX_REMEMBERED]:
         with suppress(ValidationError):
             peer = RememberedPeer.model_validate(entry)
-            # One from the future counts as the oldest possible, or it would never be forgotten.
-            answered = peer.answered if peer.answered <= now else now - MAX_AGE
-            good = _leading_to(peer.peer_id, peer.addresses[:MAX_ADDRESSES])
-            if good and is_peer_id(peer.peer_id) and now - answered <= MAX_AGE:
+            good = tuple(map(str, leading_to(peer.peer_id, peer.addresses)))
+            if good:
+                answered = min(peer.answered, now)  # one from the future would stay for ever
                 peers.append(peer.model_copy(update={"addresses": good, "answered": answered}))
-    return list(_newest(peers).values())
+    return sorted(peers, key=lambda peer: (not peer.named, -peer.answered))
 
 
-def _leading_to(peer_id: str, addresses: Sequence[str]) -> list[str]:
-    """The first addresses of a peer; those that lead elsewhere are left out."""
-    entries = (str(entry) for entry in leading_to(peer_id, addresses))
-    return [text for text in dict.fromkeys(entries) if text in addresses][:MAX_ADDRESSES]
+def remember(path: Path, peers: Iterable[RememberedPeer], now: float) -> None:
+    """Add peers that have answered. Beyond MAX_REMEMBERED the oldest are forgotten, and of them
+    those last that the owner has named. Raises DiskFull, OSError."""
+    known = {peer.peer_id: peer for peer in read_remembered(path, now)}
+    for peer in peers:
+        before = known.get(peer.peer_id, peer)
+        known[peer.peer_id] = peer.model_copy(update={"named": peer.named or before.named})
+    newest = sorted(known.values(), key=lambda peer: (not peer.named, -peer.answered))
+    doors = [peer.model_dump() for peer in newest[:MAX_REMEMBERED]]
+    write_atomic(path, json.dumps({"version": 1, "doors": doors}, indent=1).encode(), 0o600)

@@ -116,7 +116,7 @@ class Door:
         self.events: list[dict[str, Any]] = []
         self.creator = MemoryDiscovery(CREATOR.peer_id, self.network)
         discovery = MemoryDiscovery(SERVER.peer_id, self.network)
-        rejoin = Rejoin(discovery, (), None, self.events.append, restarts=False)
+        rejoin = Rejoin(discovery, (), self.events.append, restarts=False)
         self.server = BootstrapServer(
             discovery, self.registry, closed, self.events.append, rejoin,
             sign=folder / "sign",

@@ -20,7 +20,7 @@ from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.owner.settings import unused
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.storage.files import home_lock, lock
-from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_node.swarm.remembered_peers import RememberedPeer, remember
 from lowcomm_node.system.app import run_app
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
@@ -135,7 +135,8 @@ def test_an_amendment_goes_where_the_run_was_created(tmp_path: Path) -> None:
     settings = load_settings({"home": tmp_path}, {}).settings
     with pytest.raises(ConfigError, match="--peers"):
         with_entry_points(settings, signed)
-    known = RememberedPeers(settings.paths.remembered_peers(signed.fingerprint), time())
-    known.answered(NOBODY.rpartition("/")[2], [NOBODY], time(), named=True)
-    known.save()
+    known = RememberedPeer(
+        peer_id=NOBODY.rpartition("/")[2], addresses=(NOBODY,), answered=time(), named=True
+    )
+    remember(settings.paths.remembered_peers(signed.fingerprint), [known], time())
     assert with_entry_points(settings, signed).peers == (NOBODY,)

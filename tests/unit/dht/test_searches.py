@@ -24,7 +24,7 @@ from lowcomm_node.net.hivemind_parts import (
     MSGPackSerializer,
 )
 from lowcomm_node.swarm.membership import REMOVALS_EVERY, look_pause
-from lowcomm_node.swarm.watchdog import READ_BACK
+from lowcomm_node.swarm.rejoin import READ_BACK
 
 KEY, FAR = "peers", 2e9
 PLACE = DHTID.generate(source=KEY)

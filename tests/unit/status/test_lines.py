@@ -9,7 +9,7 @@ from lowcomm_node.status.events import OtherEvent, PhaseEntered
 from lowcomm_node.status.words import (
     event_in_words,
 )
-from lowcomm_node.swarm.watchdog import AddressesChanged, EntryPointSilent, SwarmLost
+from lowcomm_node.swarm.standing import AddressesChanged, EntryPointSilent, SwarmLost
 from lowcomm_node.system.logs import Event
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"

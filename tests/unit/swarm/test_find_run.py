@@ -16,7 +16,7 @@ from lowcomm_node.storage.paths import Paths
 from lowcomm_node.swarm import find_run as find_run_module
 from lowcomm_node.swarm.find_run import find_run, remembered_run
 from lowcomm_node.swarm.probes import FOR_A_BOOTSTRAP, Prober
-from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_node.swarm.remembered_peers import RememberedPeer, remember
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
@@ -38,10 +38,11 @@ def keep(home: Path, run: SignedRun, *doors: Identity) -> SignedRun:
     """Have a home know a run from before, and the doors by which it was entered."""
     paths = Paths(home)
     write_atomic(paths.signed_run(run.fingerprint), run.to_bytes())
-    known = RememberedPeers(paths.remembered_peers(run.fingerprint), time())
-    for door in doors:
-        known.answered(door.peer_id, [address(door)], time())
-    known.save()
+    known = [
+        RememberedPeer(peer_id=door.peer_id, addresses=(address(door),), answered=time())
+        for door in doors
+    ]
+    remember(paths.remembered_peers(run.fingerprint), known, time())
     return run
 
 
