@@ -232,7 +232,7 @@ class Packer:
         for number, document in self._text.documents(state.file, state.place, state.is_within):
             if document.begins:
                 order, held_out = sum(counts.values()), document.held_out
-                heap = document.key[0]
+                heap = document.key[0] if self._maker else 0
                 is_copy = self._maker is not None and not journal.is_new(document.key, order)
                 kept = "held_out_documents" if held_out else "documents"
                 counts["duplicates" if is_copy else kept] += 1

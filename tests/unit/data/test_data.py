@@ -395,13 +395,13 @@ def test_tokenizing_goes_on_where_it_was_interrupted(
     for allowed in (3, 1, 2, 1000):
         left = [allowed]
 
-        def failing(self: Any, read: Sequence[Document], left: list[int] = left) -> Any:
+        def failing(self: Any, batch: Any, left: list[int] = left) -> Any:
             nonlocal work
             left[0] -= 1
             if left[0] < 0:
                 raise OSError("interrupted")
-            work += sum(len(document.text) for document in read)
-            return encode(self, read)
+            work += sum(len(document.text) for document in batch.documents)
+            return encode(self, batch)
 
         monkeypatch.setattr(packing.Packer, "_encode", failing)
         attempts += 1
