@@ -5,6 +5,7 @@ Options of `plan` and `init --plan` give the line; the section ``[plan]`` of a r
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from math import log
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from lowcomm_protocol.spec.document import expected_in_words
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
-LEAST_PARAMETERS, MOST_PARAMETERS = 100_000, 200_000_000_000
+LEAST_PARAMETERS, MOST_PARAMETERS = 100_000, 60_000_000_000
 BYTES_BELOW = 30_000_000
 """Parameters below which a model reads bytes: a larger vocabulary would be most of it."""
 BYTES, TOKENS = 256, 32_768
@@ -62,13 +63,7 @@ class Line:
 
     def section(self) -> dict[str, Any]:
         """``[plan]`` of a run.toml."""
-        return {
-            "up": write_rate(self.up),
-            "down": write_rate(self.down),
-            "step_seconds": self.step_seconds,
-            "peers": self.peers,
-            "latency": self.latency,
-        }
+        return asdict(self) | {"up": write_rate(self.up), "down": write_rate(self.down)}
 
 
 def read_line(source: str, options: Mapping[str, Any], section: object = None) -> Line:
@@ -106,7 +101,7 @@ def run_of_parameters(text: str, peers: int, vocab: int | None = None) -> RunSpe
     parameters = read_count(text)
     if not LEAST_PARAMETERS <= parameters <= MOST_PARAMETERS:
         raise ConfigError(
-            f"--parameters: {text.strip()!r} is not a number of parameters from 100k to 200B: "
+            f"--parameters: {text.strip()!r} is not a number of parameters from 100k to 60B: "
             "write such as 10M or 1.3B."
         )
     vocab = vocab or (BYTES if parameters < BYTES_BELOW else TOKENS)

@@ -5,8 +5,8 @@ all-reduce's gain over one replica alone is left at an interval.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from math import inf, log
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_node.errors import ConfigError
 from lowcomm_node.planner.line import Line
 from lowcomm_node.planner.pace import FRAMING, Pace, contents, pace_on
+from lowcomm_node.system.units import seconds
 from lowcomm_node.trainer.memory import count_parameters, estimate_memory
 from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_protocol.spec.presets import PRESETS
@@ -25,14 +25,10 @@ from lowcomm_protocol.spec.run import MOST_VALUES, RunSpec, fragment_count
 
 OPTIMIZER = "muon"
 """Inner optimizer for comparing methods, unless a run has its own: all gain most by it."""
-OF_PAPERS = "-paper"
-"""Ending of presets with the settings of papers, whatever the line: for comparison alone."""
 LONGEST = 1_000_000
 """Longest interval that a run can have."""
 TRIES = 8
 """Codec and fragments follow the interval, and it follows them."""
-NEAR = 1.15
-"""Largest factor between the written interval and the resulting one that counts as the same."""
 FURTHER = 1.1
 """Factor beyond the longest measured interval up to which its share still counts."""
 
@@ -48,7 +44,7 @@ class MeasuredPoint:
     peers: int
     interval: int
     """Steps between two exchanges of a fragment."""
-    sync: Mapping[str, Any] = field(default_factory=dict)
+    sync: Mapping[str, Any]
     """Its other settings of `[sync]` that are not those of the preset."""
     steps: int
     """Steps of each measured run."""
@@ -99,13 +95,7 @@ class Choice:
     """Share of all-reduce's gain over one replica alone; null beyond the longest interval that was
     measured."""
     measured: tuple[MeasuredPoint, ...]
-    """The figures that the share comes from: with the nearest number of peers, the nearest
-    intervals. Empty if none was measured."""
-
-    @property
-    def as_written(self) -> bool:
-        """Whether the interval that results is about the one that is written."""
-        return self.interval <= NEAR * self.written
+    """The figures that the share comes from, by interval: with the nearest number of peers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,28 +119,16 @@ class Plan:
     """Seconds of such a step, with its gradients on the line."""
     reason: str
     """Why the first is the best."""
-    beyond: tuple[str, ...]
-    """How far this goes beyond what was measured, in words."""
 
 
 def plan(spec: RunSpec, line: Line, from_file: bool) -> Plan:
-    """The costs of a run; ``from_file``: its settings of ``[sync]`` are its creator's choice.
-
-    Raises ConfigError if no method fits the line.
-    """
+    """The costs of a run; ``from_file``: its settings of ``[sync]`` are its creator's choice."""
     optimizer = spec.train.optimizer if from_file else OPTIMIZER
     parameters = count_parameters(spec.model)
-    fitted = [
-        _fit(with_method(spec, method, optimizer, {}), line)
-        for method, preset in PRESETS.items()
-        if preset.sync["group"] > 1 and not method.endswith(OF_PAPERS)
-    ]
-    choices = sorted((choice_of(one, line) for one in fitted if one is not None), key=_rank)
-    if not choices:
-        raise ConfigError(
-            f"No method exchanges {parameters:,} parameters on this line within {LONGEST:,} steps: "
-            "plan for a faster line, longer steps, or a smaller model."
-        )
+    known = {point.method for point in measured()[1] if point.optimizer == optimizer}
+    presets = [with_method(spec, method, optimizer, {}) for method in PRESETS if method in known]
+    fitting = [_fit(one, line) for one in presets if not one.sync.realigns_among(line.peers)]
+    choices = sorted((choice_of(fitted, line) for fitted in fitting), key=_rank)
     # A ring sends every fp32 gradient to all but one.
     sent = 8 * parameters * (line.peers - 1) / line.peers
     return Plan(
@@ -164,17 +142,14 @@ def plan(spec: RunSpec, line: Line, from_file: bool) -> Plan:
         allreduce_bytes=round(sent),
         allreduce_seconds=line.step_seconds + FRAMING * sent / line.slower,
         reason=_reason(choices, line.step_seconds),
-        beyond=tuple(_beyond(spec, line, parameters, choices[0])),
     )
 
 
 def with_method(spec: RunSpec, method: str, optimizer: str, changes: Mapping[str, Any]) -> RunSpec:
     """The same run with another method, and ``changes`` of its settings."""
     content = spec.model_dump()
-    train = {name: content["train"][name] for name in ("batch", "warmup", "schedule")}
-    train["optimizer"] = optimizer
-    sync = {"method": method, **changes}
-    return RunSpec.model_validate({**content, "train": train, "sync": sync})
+    content["train"]["optimizer"] = optimizer
+    return RunSpec.model_validate(content | {"sync": {"method": method, **changes}})
 
 
 def choice_of(spec: RunSpec, line: Line) -> Choice:
@@ -203,34 +178,27 @@ def choice_of(spec: RunSpec, line: Line) -> Choice:
         gpu_bytes=gpu.device_bytes,
         run_bytes=round(spec.run.steps / pace.interval * sync.fragments * pace.sent),
         share=share,
-        measured=(
-            *[p for p in points if p.interval <= pace.interval][-1:],
-            *[p for p in points if p.interval > pace.interval][:1],
-        ),
+        measured=tuple(points),
     )
 
 
-def _fit(spec: RunSpec, line: Line) -> RunSpec | None:
+def _fit(spec: RunSpec, line: Line) -> RunSpec:
     """A preset at the shortest interval that the line carries and that pays, with the settings that
-    were measured nearest to it; None if it has none for such a line, or for so many peers."""
-    if spec.sync.realigns_among(line.peers):
-        return None
-    method, optimizer = spec.sync.method, spec.train.optimizer
-    parameters, usual = count_parameters(spec.model), PRESETS[method].sync
-    shorter = [p for p in _points(spec, line, usual["interval"]) if p.interval <= usual["interval"]]
-    best = max(shorter, key=lambda p: p.share, default=None)
-    shortest = usual["interval"] if best is None else best.interval
+    were measured nearest to it."""
+    parameters, usual = count_parameters(spec.model), PRESETS[spec.sync.method].sync
+    shortest = usual["interval"]
+    shorter = [p for p in _points(spec, line, shortest) if p.interval <= shortest]
+    if shorter:
+        shortest = max(shorter, key=lambda p: p.share).interval
     if usual["fragments"] > 1:  # of which there is one a step at most
         shortest = max(shortest, -(-parameters // MOST_VALUES))
     for _ in range(TRIES):
-        interval = max(shortest, _pace(spec, line).shortest)
-        if interval > LONGEST:
-            return None
+        interval = min(LONGEST, max(shortest, _pace(spec, line).shortest))
         near = _nearest(spec, line, interval)
         changes = {**(near.sync if near else {}), "interval": interval}
         if usual["fragments"] > 1:
             changes["fragments"] = fragment_count(parameters, interval, usual["fragments"])
-        fitted = with_method(spec, method, optimizer, changes)
+        fitted = with_method(spec, spec.sync.method, spec.train.optimizer, changes)
         if fitted == spec:
             break
         spec = fitted
@@ -267,9 +235,8 @@ def _points(spec: RunSpec, line: Line, interval: float) -> list[MeasuredPoint]:
     """
     asked = spec.sync.method, spec.train.optimizer
     known = [p for p in measured()[1] if (p.method, p.optimizer) == asked]
-    counts = {p.peers for p in known if interval <= FURTHER * p.interval} or {
-        p.peers for p in known
-    }
+    reaching = [p for p in known if interval <= FURTHER * p.interval]
+    counts = [p.peers for p in reaching or known]
     nearest = min(counts, key=lambda count: abs(log(count / line.peers)), default=0)
     return sorted((p for p in known if p.peers == nearest), key=lambda p: p.interval)
 
@@ -279,64 +246,30 @@ def _nearest(spec: RunSpec, line: Line, interval: float) -> MeasuredPoint | None
     return min(points, key=lambda p: abs(log(p.interval / interval)), default=None)
 
 
-# reasons
+# the best
 
 
 def _rank(choice: Choice) -> tuple[float, float, int]:
     """The largest share first; where none is known, what is nearest to what was measured."""
     if choice.share is not None:
         return -choice.share, 0.0, choice.run_bytes
-    longest = choice.measured[-1].interval if choice.measured else 0
-    return inf, choice.interval / longest if longest else inf, choice.run_bytes
+    return inf, choice.interval / choice.measured[-1].interval, choice.run_bytes
 
 
 def _reason(choices: list[Choice], step_seconds: float) -> str:
     best = choices[0]
-    if not best.measured:
-        return f"{best.method}: nothing was measured of any; it sends the fewest bytes"
     every = f"every {best.interval:.0f} steps"
     if best.share is None:
         longest = best.measured[-1].interval
+        longer = seconds(step_seconds * best.interval / longest)
         return (
             f"{best.method}: {every} is nearest to what was measured (up to every {longest}), but "
-            "nobody knows what is left of the gain there. With steps of "
-            f"{step_seconds * best.interval / longest:.2g} s, of a larger batch, it would be every "
-            f"{longest}"
+            f"nobody knows what is left of the gain there. With steps of {longer}, of a larger "
+            f"batch, it would be every {longest}"
         )
-    known = [f"{one.method} {one.share:.0%}" for one in choices[1:] if one.share is not None]
+    known = [f"{other.method} {other.share:.0%}" for other in choices[1:] if other.share]
     beside = f" ({', '.join(known[:2])})" if known else ""
     return (
         f"{best.method}: it keeps {best.share:.0%} of all-reduce's gain {every}, which this "
         f"line carries, more than any other{beside}"
     )
-
-
-def _beyond(spec: RunSpec, line: Line, parameters: int, best: Choice) -> Iterator[str]:
-    """The ways in which a plan goes beyond measurements."""
-    known, points = measured()
-    times = parameters / known
-    if not 0.5 <= times <= 2:
-        size = f"{times:.0f} times as many" if times > 1 else f"1/{1 / times:.0f} of them"
-        yield f"model: shares were measured with {known:,} parameters, this one has {size}"
-    if not best.measured:
-        return
-    first, last = best.measured[0], best.measured[-1]
-    if line.peers != first.peers:
-        peers = sorted({p.peers for p in points if p.method == best.method})
-        yield (
-            f"peers: measured with {', '.join(map(str, peers))}, asked for {line.peers}; "
-            f"figures are those with {first.peers}"
-        )
-    if best.interval < first.interval:
-        yield f"interval: measured from every {first.interval} steps on"
-    if best.interval > last.interval:
-        yield (
-            f"interval: measured up to every {last.interval} steps, this is every "
-            f"{best.interval:.0f}"
-        )
-    shortest = min(point.steps for point in best.measured)
-    if spec.run.steps > 2 * shortest:
-        yield (
-            f"length: measured over {shortest:,} steps, this run has {spec.run.steps:,}; the "
-            "longer a run, the more rare exchanges keep (docs/methods.md)"
-        )

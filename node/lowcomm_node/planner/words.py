@@ -2,12 +2,19 @@
 
 from textwrap import wrap
 
-from lowcomm_node.planner.plan import Choice, Plan
+from lowcomm_node.planner.plan import Choice, Plan, measured
 from lowcomm_node.system.units import quantity, seconds, size, write_rate
 from lowcomm_protocol.spec.presets import PRESETS
 
 GIB = 1024**3
+NEAR = 1.15
+"""Largest factor between the written interval and the resulting one that counts as the same."""
 _COLUMNS = "{:<17}{:>6}{:>10}{:>9}{:>13}{:>7}{:>8}{:>10}"
+_LEGEND = (
+    "share: of all-reduce's gain over one replica alone, between what was measured at such "
+    "intervals (?: longer than any that was). every: as the preset is -> as the line carries it, "
+    "or as keeps most with this number of peers."
+)
 
 
 def plan_in_words(plan: Plan) -> str:
@@ -23,47 +30,52 @@ def plan_in_words(plan: Plan) -> str:
         "",
         _COLUMNS.format("", "", "exchange", "on line", "every", "share", "memory", "run sent"),
         _COLUMNS.format("method", "codec", "", "", "steps", "", "GiB", ""),
-        *(_row("as written", one, one.written) for one in [plan.as_written] if one is not None),
+    ]
+    if plan.as_written is not None:
+        lines.append(_row("as written", plan.as_written, plan.as_written.written))
+    on_line = _time(step - line.step_seconds)
+    lines += [
         *(_row(one.method, one, PRESETS[one.method].sync["interval"]) for one in plan.choices),
         _COLUMNS.format(
-            "all-reduce", "fp32", size(sent), _time(step - line.step_seconds), "1",
-            "100 %", "", size(sent * plan.steps),
+            "all-reduce", "fp32", size(sent), on_line, "1", "100 %", "", size(sent * plan.steps)
         ),
         "",
-    ]  # fmt: skip
-    settings = ", ".join(
-        f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
-        for name, value in best.settings.items()
-    )
-    sentences = [
-        f"Take {plan.reason}.",
-        f"It differs from the preset in {settings}." if settings else "",
+        *wrap(f"Take {plan.reason}.", 80),
+    ]
+    if best.settings:
+        settings = (
+            f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
+            for name, value in best.settings.items()
+        )
+        lines += wrap(f"It differs from the preset in {', '.join(settings)}.", 80)
+    if plan.as_written is not None and (why := interval_in_words(plan.as_written)):
+        lines += wrap(f"As written, {why}.", 80)
+    parameters, peers = measured()[0], best.measured[0].peers
+    paragraphs = [
         f"All-reduce of gradients would take {_hours(plan.steps * step / 3600)} on this line, "
         f"{_time(step)} a step.",
         f"A peer of {best.method} needs at least {best.host_bytes / GIB:.1f} GiB of memory, or "
         f"with a GPU {best.gpu_host_bytes / GIB:.1f} GiB and {best.gpu_bytes / GIB:.1f} GiB of "
         "the GPU's.",
+        "",
+        _LEGEND,
+        f"Measured of {best.method} with {peers} peers and {parameters:,} parameters, where this "
+        f"model has {plan.parameters:,}; the longer a run, the more rare exchanges keep:",
     ]
-    if plan.as_written is not None and (why := interval_in_words(plan.as_written)):
-        sentences.append(f"As written, {why}.")
-    for sentence in sentences:
-        lines += wrap(sentence, 80)
-    lines += ["", *wrap(_LEGEND, 80)]
-    for note in [*_figures(best), *plan.beyond]:
-        lines += wrap(f"- {note}", 80, subsequent_indent="  ")
+    for paragraph in paragraphs:
+        lines += wrap(paragraph, 80) or [""]
+    for point in best.measured:
+        seeds = ", ".join(f"{100 * share:.0f}" for share in point.shares)
+        lines.append(
+            f"- every {point.interval} steps: {100 * point.share:.0f} % (seeds: {seeds}) after "
+            f"{point.steps:,} steps"
+        )
     return "\n".join(line.rstrip() for line in lines)
 
 
-_LEGEND = (
-    "share: of all-reduce's gain over one replica alone, as measured at such an interval (?: "
-    "longer than any that was). every: as the preset is -> as the line carries it, or as keeps "
-    "most with this number of peers."
-)
-
-
 def interval_in_words(choice: Choice) -> str | None:
-    """The interval that results on a line; None where it carries the written one."""
-    if choice.as_written:
+    """The interval that results on a line; None where it carries about the written one."""
+    if choice.interval <= NEAR * choice.written:
         return None
     return (
         f"every fragment is to be exchanged every {choice.written} steps, and this line makes it "
@@ -74,31 +86,16 @@ def interval_in_words(choice: Choice) -> str | None:
 
 def _row(name: str, choice: Choice, written: int) -> str:
     every = _steps(choice.interval)
-    if choice.interval != written:
-        every = f"{written} -> {every}"
-    share = choice.share
     return _COLUMNS.format(
         name,
         choice.codec,
         size(choice.contents),
         _time(choice.line_seconds),
-        every,
-        "?" if share is None else f"{100 * share:.0f} %",
+        every if choice.interval == written else f"{written} -> {every}",
+        "?" if choice.share is None else f"{100 * choice.share:.0f} %",
         f"{choice.host_bytes / GIB:.1f}",
         size(choice.run_bytes),
     )
-
-
-def _figures(best: Choice) -> list[str]:
-    figures: list[str] = []
-    for point in best.measured:
-        each = " / ".join(f"{100 * share:.0f}" for share in point.shares)
-        seeds = f"{each}, by seed" if len(point.shares) > 1 else "one seed alone"
-        figures.append(
-            f"measured: {best.method} every {point.interval} steps, {point.peers} peers: "
-            f"{100 * point.share:.0f} % ({seeds}) after {point.steps:,} steps"
-        )
-    return figures
 
 
 def _steps(interval: float) -> str:

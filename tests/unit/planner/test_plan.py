@@ -20,7 +20,7 @@ def test_each_fits_the_line_as_the_plan_would_write_it(planned: Plan) -> None:
     for choice in planned.choices:
         written = with_method(spec, choice.method, choice.optimizer, choice.settings)
         assert choice_of(written, LINE) == choice
-        assert choice.as_written, choice.method
+        assert interval_in_words(choice) is None, choice.method
 
 
 def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> None:
@@ -40,15 +40,10 @@ def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> Non
     assert interval_in_words(choice_of(spec, wide)) is None
 
 
-def test_a_plan_says_in_words_how_far_it_goes_beyond_what_was_measured() -> None:
+def test_where_nothing_was_measured_a_plan_says_so() -> None:
     line = Line(up="1Mbit", down="5Mbit", step_seconds=1.0, peers=24)
     far = plan(run_of_parameters("1B", 24), line, from_file=False)
-    assert [note.partition(":")[0] for note in far.beyond] == [
-        "model",
-        "peers",
-        "interval",
-        "length",
-    ]
+    assert all(choice.share is None for choice in far.choices)
     assert "nobody knows" in far.reason
 
 
