@@ -281,13 +281,13 @@ class Rejoin:
         quiet = "no peer answered"
         if self.state == "lost":
             quiet = f"no peer answers for {self._clock() - self._since:.0f} s"
-        return f"{quiet}: {self.unanswered(3)}; next attempt in {self._ahead():.0f} s"
+        tried = self.unanswered(3)
+        return f"{quiet}: {tried}; next attempt in {self._ahead():.0f} s" if tried else quiet
 
     def unanswered(self, most: int = 8) -> str:
         """The first entry points that do not answer, and why."""
         silent = [entry for entry in self._entries.values() if entry.reason]
-        reasons = "; ".join(f"{it.addresses[0]} ({it.reason})" for it in silent[:most])
-        return reasons or "any address"
+        return "; ".join(f"{it.addresses[0]} ({it.reason})" for it in silent[:most])
 
     def describe(self) -> standing.SwarmStatus:
         """State, since when, why, and the entry points named or tried, for ``status``."""

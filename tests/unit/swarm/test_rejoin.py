@@ -137,6 +137,7 @@ async def test_when_all_named_entry_points_are_dead_others_are_tried_a_few_at_a_
     for peer in PEERS:
         world.rejoin.learned(peer, [address(peer)])
     world.open.add(PEERS[-1])
+    assert world.rejoin.reason == "no peer answered"
     await world.run()
     assert len(world.knocks) == 1 + AT_ONCE
     reason = world.rejoin.reason or ""
