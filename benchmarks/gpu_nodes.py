@@ -76,10 +76,13 @@ def two_nodes(
         swarm = Swarm(Path(folder))
         try:
             run = Path(folder) / "run.toml"
-            more = {"model": model.model_dump()} if model else {}
-            run.write_text(
-                write_template("gpu", method, 10_000_000, 0, 2, optimizer="muon", more=more)
-            )
+            given: dict[str, Any] = {
+                "run": {"name": "gpu", "steps": 10_000_000, "start_peers": 2},
+                "model": model.model_dump() if model else {},
+                "train": {"optimizer": "muon"},
+                "sync": {"method": method},
+            }
+            run.write_text(write_template(given))
             swarm.bootstrap("--run", str(run))
             nodes = [AsUsers(Path(folder) / str(k), swarm.address, *options) for k in (1, 2)]
             swarm.processes += nodes

@@ -62,7 +62,8 @@ def main() -> None:
 def measure(swarm: Swarm, arguments: Any) -> Iterator[dict[str, float]]:
     """Seconds of each stage, of each join."""
     run = swarm.folder / "run.toml"
-    run.write_text(write_template("joining", "lowcomm", 1_000_000, 0, arguments.nodes))
+    settings = {"name": "joining", "steps": 1_000_000, "start_peers": arguments.nodes}
+    run.write_text(write_template({"run": settings, "sync": {"method": "lowcomm"}}))
     swarm.bootstrap("--run", str(run))
     nodes = [start(swarm, f"node{k}") for k in range(arguments.nodes)]
     for node in nodes:

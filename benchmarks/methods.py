@@ -59,7 +59,9 @@ def main() -> int:
 
 def name_of(method: str, seed: int, nodes: int, steps: int) -> str:
     """The name of a run in the results: with a digest of its settings, for presets change."""
-    settings = write_template("demo", method, steps, seed, nodes, None, OPTIMIZER)
+    run = {"name": "demo", "steps": steps, "seed": seed, "start_peers": nodes}
+    train, sync = {"optimizer": OPTIMIZER}, {"method": method}
+    settings = write_template({"run": run, "train": train, "sync": sync})
     return f"{method}/{seed}/{nodes}/{steps}/{sha256(settings.encode()).hexdigest()[:8]}"
 
 

@@ -89,36 +89,39 @@ def init(
         tokenizer = tokenizer or from_ / KEPT
     words = creator.tokenizer_file(str(tokenizer), weights, from_) if tokenizer else None
     vocab = words.vocab if words else BYTES
-    more: dict[str, Any] = {
-        "run": {"admission": admission} | ({"members": member} if member else {})
+    given: dict[str, dict[str, Any]] = {
+        "run": {"name": name, "seed": seed, "admission": admission, "members": member or None},
+        "model": {"vocab": vocab},
+        "data": dict(words.data) if words else {},
+        "train": {"optimizer": optimizer},
+        "sync": {"method": method or "lowcomm"},
+        "export": words.export.model_dump(exclude_defaults=True) if words else {},
     }
     if data:
-        more["data"], vocab = pin_packs(data, words.data if words else None)
-        more["model"] = {"vocab": vocab}
+        given["data"], vocab = pin_packs(data, words.data if words else None)
+        given["model"] = {"vocab": vocab}
+    if weights:
+        given |= {"model": weights.model.model_dump(), "start": weights.start.model_dump()}
+        if optimizer in (None, creator.FINE_TUNING["optimizer"]):
+            given["train"] = dict(creator.FINE_TUNING)
     if tokens is not None:
-        more["run"]["tokens"] = read_count(tokens)
-        if steps or not more["run"]["tokens"]:
+        given["run"]["tokens"] = read_count(tokens)
+        if steps or not given["run"]["tokens"]:
             raise ConfigError(f"--tokens {tokens}: write such as 10B, and without --steps.")
     if parameters is not None:
         from lowcomm_node.planner.line import run_of_parameters  # loads torch
 
         sized = run_of_parameters(parameters, max(1, line["peers"] or 1), vocab)
-        more["model"] = sized.model.model_dump()
-        steps = steps or (sized.run.steps if tokens is None else None)
-
-    def write() -> str:
-        return write_template(
-            name, method or "lowcomm", steps if tokens else steps or 2000, seed,
-            optimizer=optimizer, more=more, tokenizer=words, weights=weights,
-        )  # fmt: skip
-
-    text, message = write(), ""
+        given["model"] = sized.model.model_dump()
+        steps = steps or sized.run.steps
+    if tokens is None:
+        given["run"]["steps"] = steps or 2000
+    longest = weights.longest if weights else 0
+    text, message = write_template(given, longest), ""
     if plan:
-        method, optimizer, sections, reason = creator.apply_plan(
-            parse_toml(text, str(file)), line, method, optimizer
-        )
-        more |= sections
-        text, message = write(), f"{reason}\n"
+        spec = parse_toml(text, str(file))
+        sections, reason = creator.apply_plan(spec, line, method, optimizer)
+        text, message = write_template(given | sections, longest), f"{reason}\n"
     elif any(line[name] is not None for name in ("up", "down", "step_seconds", "peers")):
         raise ConfigError("--up, --step-seconds and --peers are for --plan: give that, too.")
     spec = parse_toml(text, str(file))

@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -27,7 +28,6 @@ from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, removals_key
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.net.addresses import by_peer
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.planner.run_template import OpenWeights, Sections, TokenizerFile
 from lowcomm_node.storage.files import ephemeral_identity, read_small, write_atomic
 from lowcomm_node.swarm.admission import AMENDMENTS_LIFE, REMOVALS_LIFE, newest_removals
 from lowcomm_node.swarm.find_run import ask_server, open_discovery
@@ -46,6 +46,7 @@ from lowcomm_protocol.spec.run import RunSpec, SignedRun
 from lowcomm_protocol.spec.sections import (
     PIECE_BYTES,
     RARELY,
+    ExportSettings,
     ModelSettings,
     StartSettings,
     digest_of_pieces,
@@ -58,15 +59,47 @@ ASK_EVERY = 1.0
 ASKED = 3
 """Most questions to a server whether it keeps a run: it may just be receiving it."""
 RUN_LIFE = 1800.0
+FINE_TUNING: Mapping[str, object] = {
+    "optimizer": "adamw",
+    "learning_rate": 5e-5,
+    "weight_decay": 0.01,
+}
+"""``[train]`` of a run that begins with open weights: rates for random ones would spoil them."""
 Made = TypeVar("Made", Removals, Chain)
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """Settings of a run for the tokenizer.json that all its peers use."""
+
+    vocab: int
+    """Exclusive upper bound of the tokens."""
+    data: Mapping[str, Any]
+    """Its settings of ``[data]``."""
+    export: ExportSettings
+    warnings: tuple[str, ...]
+    """Properties of the tokenizer that the run can't keep."""
+
+
+@dataclass(frozen=True)
+class OpenWeights:
+    """Settings of a run that begins with open weights."""
+
+    model: ModelSettings
+    longest: int
+    """Largest ``context`` that the model reads."""
+    start: StartSettings
+    warnings: tuple[str, ...]
+    """Properties of the weights that the run can't keep."""
+
 
 # settings
 
 
 def apply_plan(
     spec: RunSpec, options: Mapping[str, Any], method: str | None, optimizer: str | None
-) -> tuple[str, str, Sections, str]:
-    """Plan a run for the line of ``options``: method, optimizer, sections of run.toml, reason.
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Plan a run for the line of ``options``: sections of run.toml, and the reason.
 
     Takes the best method, or the best interval of ``method``. Raises ConfigError.
     """
@@ -88,8 +121,13 @@ def apply_plan(
             f"{best.method}: every {best.interval:.0f} steps is the shortest interval that this "
             "line carries"
         )
-    sections = {"sync": best.settings, "plan": line.section()}
-    return best.method, best.optimizer, sections, reason
+    sections = {
+        "sync": {"method": best.method, **best.settings},
+        "plan": line.section(),
+    }
+    if optimizer is None:
+        sections["train"] = {"optimizer": OPTIMIZER}
+    return sections, reason
 
 
 def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:

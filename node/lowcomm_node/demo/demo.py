@@ -133,8 +133,10 @@ class Demo:
             # Its nodes would resume from their checkpoints and have nothing left to show.
             other = "name another folder with --home, or remove this one"
             raise ConfigError(f"{home} holds a former demo: {other}.")
-        settings = (self.method, self.steps, self.seed, self.nodes, self.interval, self.optimizer)
-        text = write_template("demo", *settings, more=TEXTS[self.text])
+        run = {"name": "demo", "seed": self.seed, "steps": self.steps, "start_peers": self.nodes}
+        sync = {"method": self.method, "interval": self.interval}
+        train = {"optimizer": self.optimizer}
+        text = write_template({"run": run, "sync": sync, "train": train, **TEXTS[self.text]})
         write_atomic(spec, text.encode())
         with unwinding_signals():
             try:

@@ -163,7 +163,9 @@ def test_a_run_begins_with_weights_that_the_library_has_saved(type_: str, tmp_pa
     theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     theirs.save_pretrained(tmp_path)
     opened = open_weights(tmp_path)
-    spec = parse_toml(write_template("a", "lowcomm", 10, 0, weights=opened))
+    given = {"model": opened.model.model_dump(), "start": opened.start.model_dump()}
+    text = write_template({"run": {"name": "a"}, "sync": {"method": "lowcomm"}, **given})
+    spec = parse_toml(text)
     assert spec.model == opened.model and spec.start.size > 0
     ours = family_of(spec.model).blank(spec.model).eval()
     load_weights(ours, [tmp_path / file.name for file in spec.start.files])
