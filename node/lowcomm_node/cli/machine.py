@@ -166,9 +166,8 @@ def demo(
     from lowcomm_node.system.command import check_system
 
     check_system(find_p2pd)
-    from lowcomm_node.demo.demo import Demo
+    from lowcomm_node.demo.demo import TEXTS, Demo
     from lowcomm_node.demo.result import render
-    from lowcomm_node.planner.run_template import TEXTS
 
     if text not in TEXTS:
         raise ConfigError(f"--text {text} is not known: choose {' or '.join(TEXTS)}.")

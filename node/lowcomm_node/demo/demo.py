@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from rich.live import Live
 from lowcomm_node.demo.result import DemoResult, node_result, tidy
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
 from lowcomm_node.owner.sources import find_home
-from lowcomm_node.planner.run_template import TEXTS, write_template
+from lowcomm_node.planner.run_template import Sections, write_template
 from lowcomm_node.status.model import Status
 from lowcomm_node.status.panel import swarm_panel
 from lowcomm_node.status.report import write_report
@@ -29,6 +29,7 @@ from lowcomm_node.system.command import die_with_parent, unwinding_signals
 from lowcomm_node.system.units import seconds
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
+from lowcomm_protocol.spec.sections import STORY_TOKENS
 
 POLL, START_POLL = 1.0, 0.1
 """Seconds between two looks at all nodes, and at a log: nothing can wait for a line in a file."""
@@ -44,6 +45,14 @@ NODE_FLAGS = (
 )
 LINE_EVERY = 10.0
 """Seconds between two lines on progress, where there is no terminal."""
+TEXTS: Mapping[str, Sections] = {
+    "stories": {
+        "data": {"source": "builtin:stories", "tokenizer": "builtin:stories"},
+        "model": {"vocab": STORY_TOKENS, "context": 128},
+    },
+    "python": {},
+}
+"""Settings for each text that comes with every node, by the name that `--text` takes."""
 WIDTH = 80
 """Columns; what is longer goes on below. Links stay whole."""
 

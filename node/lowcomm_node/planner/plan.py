@@ -66,8 +66,6 @@ class Choice:
 
     method: str
     """Name of the preset."""
-    optimizer: str
-    """The inner one."""
     settings: Mapping[str, Any]
     """Settings of `[sync]` that differ from the preset."""
     codec: str
@@ -165,7 +163,6 @@ def choice_of(spec: RunSpec, line: Line) -> Choice:
     host, gpu = (estimate_memory(spec, gpu=gpu, cut=Cut(1, True)) for gpu in (False, True))
     return Choice(
         method=sync.method,
-        optimizer=spec.train.optimizer,
         settings={name: value for name, value in own.items() if name != "min_steps"},  # it follows
         codec=sync.codec,
         fragments=sync.fragments,

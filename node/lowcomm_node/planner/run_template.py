@@ -7,17 +7,8 @@ from typing import Any
 import tomlkit
 
 from lowcomm_protocol.spec.run import parse_toml
-from lowcomm_protocol.spec.sections import STORY_TOKENS
 
 Sections = Mapping[str, Mapping[str, Any]]
-TEXTS: Mapping[str, Sections] = {
-    "stories": {
-        "data": {"source": "builtin:stories", "tokenizer": "builtin:stories"},
-        "model": {"vocab": STORY_TOKENS, "context": 128},
-    },
-    "python": {},
-}
-"""Settings for each text that comes with every node, by the name that `demo --text` takes."""
 COMPLETE = ("run", "model", "data", "train", "sync")
 """Sections with all settings; the others have those that are given."""
 RARE = {"description", "creator", "tokens", "members", "begin_tokens", "end_token", "parts"}
