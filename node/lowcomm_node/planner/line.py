@@ -43,7 +43,7 @@ Rate = Annotated[float, BeforeValidator(_read_rate)]
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True))
 class Line:
-    """The connection of each peer to the others, and how often it has something to send."""
+    """The connection of each peer to the others, its speed, and how many peers there are."""
 
     up: Rate
     """Bytes a second sent."""
