@@ -48,8 +48,7 @@ class Entry:
         self.board = board
         self.refusals = refusals
         self._kept = remembered_run(settings)
-        file = self._file_of(self._kept) if self._kept is not None else None
-        known = read_remembered(file, time()) if file is not None else []
+        known = read_remembered(self._file_of(self._kept), time()) if self._kept else []
         self.remembered = [address for peer in known for address in peer.addresses]
         """Addresses of the swarm at earlier times."""
         self.discovery: Discovery = open_discovery(
@@ -66,8 +65,6 @@ class Entry:
             board.tell,
             lambda text: board.warn("clock", text) if text else board.withdraw("clock"),
         )
-        if file is not None:
-            self.rejoin.keep(file)
         # Answers others who ask how they are reached.
         self._prober = Prober(self.discovery, self.discovery.addresses, FOR_A_NODE)
         self._tasks = Tasks()
@@ -77,6 +74,8 @@ class Entry:
         known_at = ", ".join([*self.settings.peers, *self.remembered][:8])
         looking = Waiting("looking-for-swarm", f"looking for the swarm at {known_at}")
         self.board.enter("joining", looking)
+        if self._kept is not None:
+            await self.rejoin.keep(self._file_of(self._kept))
         await self.discovery.start()
         await self._prober.serve()
 
@@ -104,7 +103,7 @@ class Entry:
         Raises NotAdmitted, VersionError.
         """
         check_trainable(run.spec)
-        self.rejoin.keep(self._file_of(run))
+        await self.rejoin.keep(self._file_of(run))
         trouble, warn = "the node does not come back to its swarm", self.board.warning("defect")
         self._tasks.start(endure(trouble, self.rejoin.run, warn))
         admission = RunAdmission(self.settings, run, self.identity.peer_id, time())

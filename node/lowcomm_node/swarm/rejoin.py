@@ -68,7 +68,6 @@ class _Entry:
 
     @property
     def answers(self) -> bool:
-        """Whether it answered the last knock."""
         return self.reason == ""
 
 
@@ -115,11 +114,12 @@ class Rejoin:
         self._ours = own_addresses()
         self._clock_is_off = False
 
-    def keep(self, file: Path) -> None:
-        """Use the entry points in this file, and remember there from now on who answers."""
+    async def keep(self, file: Path) -> None:
+        """Use the entry points in this file, and remember there who answers, or has answered."""
         self._file = file
         for peer in read_remembered(file, time()):
             self.learned(peer.peer_id, peer.addresses)
+        await self.save()
 
     def learned(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Note where a peer can be dialed, unless the owner has named its addresses."""

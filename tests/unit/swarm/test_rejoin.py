@@ -23,6 +23,7 @@ from lowcomm_node.swarm.rejoin import (
     RESTART_EVERY,
     Rejoin,
 )
+from lowcomm_node.swarm.remembered_peers import read_remembered
 from lowcomm_node.swarm.standing import AddressesChanged, EntryPointStatus
 from lowcomm_node.system.logs import Event
 from lowcomm_protocol.identity import Identity
@@ -151,14 +152,20 @@ async def test_when_all_named_entry_points_are_dead_others_are_tried_a_few_at_a_
 async def test_who_answered_is_an_entry_point_at_the_next_start(tmp_path: Path) -> None:
     first = World(BOOT, GONE)
     first.open.add(BOOT)
-    first.rejoin.keep(tmp_path / "doors.json")
-    await first.run()  # and it is killed
+    await first.run()
+    await first.rejoin.keep(tmp_path / "doors.json")  # the run is known; and it is killed
     second = World()
     second.open.add(BOOT)
-    second.rejoin.keep(tmp_path / "doors.json")
+    await second.rejoin.keep(tmp_path / "doors.json")
     await second.run()
     assert second.rejoin.connected
     assert {peer for _, peer in second.knocks} == {BOOT}
+    third = World(PEERS[0])
+    third.open.add(PEERS[0])
+    await third.rejoin.keep(tmp_path / "doors.json")
+    await third.run()
+    remembered = read_remembered(tmp_path / "doors.json", time())
+    assert {it.peer_id for it in remembered} == {BOOT, PEERS[0]}, "at once"
 
 
 async def test_a_peer_that_the_dht_lost_is_knocked_at_and_one_that_said_goodbye_is_not() -> None:
