@@ -4,12 +4,14 @@ on with what they have while that one is gone."""
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.processes import Node, Swarm, command, environment, lonely_swarm
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 SMALL = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "context": 64, "batch": 32}
@@ -65,7 +67,10 @@ def test_nodes_share_a_text_that_one_of_them_had_and_go_on_without_it(swarm: Swa
     until_read(b, 4)
     text = text_of(a.until(lambda s: text_of(s)["pieces_read"] > text_of(s)["own_pieces"], "heard"))
     assert text["bytes_fetched"] == 0 < text["bytes_given"]
-    first = [node.events("evaluated")[0]["tokens"] for node in (a, b)]
+    first = [
+        until(partial(node.events, "evaluated"), 60, "it has evaluated")[0]["tokens"]
+        for node in (a, b)
+    ]
     assert first[0] == first[1], "both are measured on the same held-out text"
 
     a.end(signal.SIGKILL)
