@@ -37,7 +37,7 @@ MOST_SESSIONS = 3  # peers that serve us, or have us in their queue
 CHUNK_BYTES = 256 * 1024
 AHEAD_BYTES = 1024 * 1024
 """Bytes of pieces that a peer is asked for in advance, so that the link does not idle."""
-AHEAD_SECONDS = 0.03
+AHEAD_SECONDS = 0.01
 """Seconds that answers may wait in queues of the line where a content gives way."""
 MAX_REQUESTS = 128  # requests of one peer that may wait at a giver
 SILENCE = 30.0  # seconds for a peer to send something, once it is our turn
