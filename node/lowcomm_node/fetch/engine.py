@@ -310,7 +310,9 @@ class PeerSession:
         """Ask for pieces, or slices of them, while few bytes are under way."""
         down, slice_bytes = self._fetch.down, self._download.SLICE_BYTES
         ahead = self._window
-        if not slice_bytes:
+        if slice_bytes and self._asked and self._asked[-1].size > slice_bytes:
+            ahead = slice_bytes  # a line with gaps lets an exchange begin
+        elif not slice_bytes:
             # Under an owner's limit the link is busy anyway. At most a sixteenth, so that no peer
             # gives all of a small content.
             ahead = min(AHEAD_BYTES, self._download.total // 16) if down.rate is None else 0
