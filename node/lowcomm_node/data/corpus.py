@@ -59,7 +59,7 @@ class BuiltinCorpus:
     def documents(
         self, file: int = 0, place: int = 0, is_within: bool = False
     ) -> Iterator[tuple[int, Document]]:
-        """As TextFiles has it: one file, of which each text is a row."""
+        """Yield the rows of the one file, each a document, as `TextFiles` does."""
         read = sum(map(len, self.texts[:place]))
         for row in range(place, 0 if file or is_within else len(self.texts)):
             text = self.texts[row]
@@ -116,7 +116,7 @@ class PrivateText(TextFiles):
     def documents(
         self, file: int = 0, place: int = 0, is_within: bool = False
     ) -> Iterator[tuple[int, Document]]:
-        """As TextFiles has it."""
+        """Yield documents with their split, as `TextFiles` does."""
         spare = self._spare()
         for number, document in super().documents(file, place, is_within):
             is_spare = document.key == spare
@@ -163,7 +163,7 @@ class SharedText(TextFiles):
     def documents(
         self, file: int = 0, place: int = 0, is_within: bool = False
     ) -> Iterator[tuple[int, Document]]:
-        """As TextFiles has it; documents that their hash chooses are held out, unless the text has
+        """Yield documents as `TextFiles` does; by hash some are held out, unless the text has
         a split for evaluation."""
         share = min(LARGEST_SHARE, max(SMALLEST_SHARE, HELD_OUT_BYTES / max(1, self.size)))
         below = 0 if any(source.is_split for source in self.files) else int(share * (1 << 64))

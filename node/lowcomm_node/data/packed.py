@@ -268,7 +268,7 @@ class PackedStream:
         return batches
 
     def _dealt(self, piece: TextPiece) -> tuple[Places, int]:
-        """Where the windows begin that were dealt to a piece, and where its block ends."""
+        """First tokens of the windows dealt to a piece, and the end of its block."""
         deal = self._parts[piece.part].deal
         block, each = deal.block(piece.piece), deal.text.piece_tokens
         name = f"block:{self._seed}:{piece.part}:{piece.epoch}:{block.start}"

@@ -74,7 +74,7 @@ class PackingState:
     held_out: bool = False
     """Whether that document is held out."""
     heap: int = 0
-    """Of that document."""
+    """Heap of that document."""
     parts: int = 0
     """Parts of training documents, whose tokens are ``train_bytes``."""
     train_bytes: int = 0
@@ -353,8 +353,8 @@ class _Journal:
         self._database.close()
 
     def is_new(self, key: bytes, number: int) -> bool:
-        """Whether no document before that of this number has the key. What was read and not packed
-        before a crash is read again, with the same numbers."""
+        """Whether the key is new to documents before this number. A restart reads again what was
+        not packed before a crash, with the same numbers."""
         short = int.from_bytes(key[:8], signed=True)
         with self._explained():
             insert = "INSERT OR IGNORE INTO seen VALUES (?, ?)"

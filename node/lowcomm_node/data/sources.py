@@ -1,4 +1,4 @@
-"""Which files an owner's source names, and what kind of text each of them holds."""
+"""Files that an owner's source names, and the kind of text in each."""
 
 import glob
 import gzip

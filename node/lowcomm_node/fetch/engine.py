@@ -206,7 +206,7 @@ class PeerSession:
         self._came_bytes = 0
         self._asked_bytes = 0  # those that have come when all is here that was asked for
         self._requests: deque[tuple[int, int, float]] = deque()
-        """Of requests under way: bytes, ``_asked_bytes`` at their end, and time of sending."""
+        """Requests under way: bytes, ``_asked_bytes`` at their end, and sending time (seconds)."""
         self._window = float(download.SLICE_BYTES or 0)  # bytes that may be on their way
         self._trip = inf  # shortest time from a request to its last byte
         self.task = asyncio.create_task(self._run())

@@ -189,7 +189,7 @@ class PackStore(Download[PackSource]):
         return len(self.missing) + len(self._under_way)
 
     def is_coming(self, piece: int) -> bool:
-        """Whether somebody is giving a piece."""
+        """Whether a piece is on its way from a peer or mirror."""
         return piece in self._under_way
 
     def here(self) -> bytes:
@@ -200,7 +200,7 @@ class PackStore(Download[PackSource]):
         return _without(whole.to_bytes(bitmap_bytes(self.part)), self._damaged)
 
     async def have(self, pieces: Collection[int], show: Show = lambda text: None) -> None:
-        """Fetch these pieces, however long it takes, before those of later calls; ``show`` gets
+        """Fetch these pieces before those of later calls, without a deadline; ``show`` gets
         the reason of the wait. Raises DiskFull, and DataError if the owner's pack is damaged."""
         self._used.update(dict.fromkeys(pieces, monotonic()))
         lacking = await self._check(pieces)

@@ -81,7 +81,7 @@ def read_config(config: Mapping[str, Any], source: str) -> Read:
     except Exception as error:  # whatever the library thinks of a stranger's values
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{source}: transformers can't read it ({reason}): load it anew."
+            f"{source}: transformers can't read it ({reason}): download it again."
         ) from None
     context = ARCHITECTURES[type_].context
     positions = theirs.get(context)

@@ -46,7 +46,7 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} is no object of JSON: load it anew.")
+        raise ConfigError(f"{path} is no object of JSON: download it again.")
     return cast("dict[str, Any]", content)
 
 
@@ -65,7 +65,7 @@ def files_of(folder: Path) -> list[Path]:
         if not found or len(found) > MAX_FILES or not plain:
             raise ConfigError(
                 f"{folder / INDEX}: weight_map must name 1 to {MAX_FILES} files "
-                "NAME.safetensors of this folder: load it anew."
+                "NAME.safetensors of this folder: download it again."
             )
         return [folder / name for name in found]
     if not (folder / WEIGHTS).exists():
@@ -124,11 +124,11 @@ def _opened(
                 opened = stack.enter_context(safe_open(file, "pt"))
             except (SafetensorError, OSError) as error:
                 raise ConfigError(
-                    f"{file} is no file of safetensors ({error}): load it anew."
+                    f"{file} is no file of safetensors ({error}): download it again."
                 ) from None
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
                 if name in homes:
-                    raise ConfigError(f"{file}: {name} is in another file, too: load it anew.")
+                    raise ConfigError(f"{file}: {name} is in another file, too: download it again.")
                 homes[name] = opened
         names, prefix = dict(form.names), f"{form.base}."
         if not any(name.startswith(prefix) for name in homes):
