@@ -271,7 +271,7 @@ class DataSettings(Settings):
     source: Literal["builtin:python", "builtin:stories", "local", "packed"] = "builtin:python"
     parts: Annotated[tuple[PackedText, ...], Field(strict=False, max_length=MAX_PARTS)] = ()
     """With ``source = "packed"``: the texts, which peers send one another."""
-    shuffle_bytes: Annotated[int, Field(ge=SMALLEST_PIECE, le=1 << 30)] = 32 << 20
+    shuffle_bytes: Annotated[int, Field(ge=SMALLEST_PIECE, le=1 << 27)] = 32 << 20
     """Bytes of neighbouring pieces whose windows are shuffled together; at least one piece."""
     tokenizer: Literal["bytes", "builtin:stories", "local"] = "bytes"
     tokenizer_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
