@@ -8,7 +8,6 @@ tensors (``contents.py``), numbers, or mere names.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from lowcomm_node.simulation.network import Network, SimulatedStream
@@ -80,6 +79,8 @@ class PeerDriver(ABC):
 
     def _carry_out(self, effect: events.Effect) -> None:
         match effect:
+            case events.MemberMessage():
+                self.exchanges[effect.exchange].carry_out(effect)
             case events.Began(exchange=number):
                 one = self.machine.exchange(number)
                 assert one is not None
@@ -120,12 +121,12 @@ class PeerDriver(ABC):
             peer = stream.other(self.name)
             self.heard(peer)
             self.stimulate(events.Called(call=self._called, peer=peer, offer=payload, place=peer))
+        elif (exchange := self.by_stream.get(stream)) is not None:
+            exchange.receive(stream, stream.other(self.name), kind, payload)
         elif kind == "closed" and stream in self._calls.values():
             call = next(call for call, one in self._calls.items() if one is stream)
             self.stimulate(events.CallDropped(call=call))
             del self._calls[call]
-        elif (exchange := self.by_stream.get(stream)) is not None:
-            exchange.receive(stream, stream.other(self.name), kind, payload)
 
 
 class SimulatedExchange(ABC):
@@ -165,7 +166,7 @@ class SimulatedExchange(ABC):
 
     def tell(self, event: Any) -> None:
         """An event of this exchange."""
-        self.peer.stimulate(replace(event, exchange=self.one.number))
+        self.peer.stimulate(event.of(exchange=self.one.number))
 
     def captured(self) -> None:
         """Our contribution is coded: tell so, and take in what has waited for it."""
@@ -198,7 +199,7 @@ class SimulatedExchange(ABC):
             del self.calls[other]
             self._on_answer(stream, other, kind, payload)
         elif kind not in self.CONTENTS:
-            self.tell(replace(payload, peer=other))
+            self.peer.stimulate(payload.of(peer=other, exchange=self.one.number))
         else:
             if kind in self.WHOLE:
                 self.tell(events.ContentCame(peer=other))
@@ -225,6 +226,8 @@ class SimulatedExchange(ABC):
     def carry_out(self, effect: events.Effect) -> None:
         """Carry out an effect of this exchange."""
         match effect:
+            case events.MemberMessage():
+                self.effect(effect)
             case events.Dial(peer=other):
                 stream = self.calls[other] = self.network.open(self.peer.name, other)
                 self.peer.by_stream[stream] = self

@@ -66,30 +66,28 @@ class Network:
         """Bytes that each peer has sent beside contents, as ``weigh`` has them."""
         self.weigh: Callable[[Any], int] = lambda payload: 0
         """Bytes of a message beside contents, by its payload."""
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Do something later."""
-        self.at(self.now + seconds, action)
+        self.at(self.now + seconds, action, *arguments)
 
-    def at(self, time: float, action: Callable[[], None]) -> None:
+    def at(self, time: float, action: Callable[..., None], *arguments: Any) -> None:
         """Do something at a moment; what is due at the same one happens in the order of asking."""
         self.events += 1
-        heapq.heappush(self._queue, (time, self.events, action))
+        heapq.heappush(self._queue, (time, self.events, action, arguments))
 
     def run(self) -> None:
         """Until nothing is left to happen."""
         while self._queue:
-            self.now, _, action = heapq.heappop(self._queue)
-            action()
+            self.now, _, action, arguments = heapq.heappop(self._queue)
+            action(*arguments)
 
     def open(self, caller: str, callee: str) -> SimulatedStream:
         """A stream between two peers; nobody else may be there to answer."""
         stream = SimulatedStream(caller, callee)
         if self.random.random() < self.conditions.loss:
-            self.after(
-                self.random.uniform(0.0, self.conditions.loss_within), lambda: self.break_(stream)
-            )
+            self.after(self.random.uniform(0.0, self.conditions.loss_within), self.break_, stream)
         return stream
 
     def send(
@@ -109,20 +107,21 @@ class Network:
             return
         receiver = stream.other(sender)
         self.control[sender] += self.weigh(payload)
-        rates, usual = self.conditions.rates, self.conditions.bandwidth
-        rate = min(rates.get(end, usual) for end in (sender, receiver))
+        rates, rate = self.conditions.rates, self.conditions.bandwidth
+        if rates:
+            rate = min(rates.get(sender, rate), rates.get(receiver, rate))
         way = self.random.uniform(*self.conditions.latency) + size / rate + late
         arrives = stream.arrived[receiver] = max(stream.arrived.get(receiver, 0.0), self.now + way)
+        # Not after(): rounding could make one message overtake another.
+        self.at(arrives, self._deliver, stream, receiver, kind, payload)
 
-        def deliver() -> None:
-            if receiver in stream.closed or stream.broken:
-                return
-            if receiver in self.peers:
-                self.peers[receiver].receive(stream, kind, payload)
-            else:
-                self.break_(stream)
-
-        self.at(arrives, deliver)  # not after(): rounding could make one message overtake another
+    def _deliver(self, stream: SimulatedStream, receiver: str, kind: str, payload: Any) -> None:
+        if receiver in stream.closed or stream.broken:
+            return
+        if receiver in self.peers:
+            self.peers[receiver].receive(stream, kind, payload)
+        else:
+            self.break_(stream)
 
     def close(self, stream: SimulatedStream, sender: str) -> None:
         """End a stream; the other end hears of it after all that was sent before."""
@@ -136,10 +135,8 @@ class Network:
         stream.broken = True
         for name in (stream.caller, stream.callee):
             if name not in stream.closed:
-                self.after(
-                    self.random.uniform(*self.conditions.notice),
-                    lambda name=name: self._notice(stream, name),
-                )
+                notice = self.random.uniform(*self.conditions.notice)
+                self.after(notice, self._notice, stream, name)
 
     def _notice(self, stream: SimulatedStream, name: str) -> None:
         if name in self.peers:

@@ -11,7 +11,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -149,7 +148,7 @@ class ExchangeDriver(ABC):
 
     def tell(self, event: Any) -> None:
         """Tell the machine an event of this exchange."""
-        self.exchanger.stimulate(replace(event, exchange=self.one.number))
+        self.exchanger.stimulate(event.of(exchange=self.one.number))
 
     def lose(self, peer: str, why: str | Exception) -> None:
         """Tell the machine that nothing can come from a peer any more."""
@@ -461,7 +460,7 @@ class ExchangeDriver(ABC):
                 tokens=merged.merged_tokens,
                 slow_digest=bytes.fromhex(merged.slow_digest),
                 momentum_digest=bytes.fromhex(merged.momentum_digest),
-                measured=replace(self._measured(), share=self._share()),
+                measured=self._measured().of(share=self._share()),
                 detail=", ".join(details),
             )
         )

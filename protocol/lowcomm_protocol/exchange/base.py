@@ -68,6 +68,8 @@ class Gathering(ABC):
     cause: Cause | Refusal | None = None
     """Why it was not applied."""
     _members: dict[str, ExchangeMember] = field(default_factory=dict[str, ExchangeMember])
+    _partners: tuple[str, ...] | None = None
+    """As last asked for; None where states have changed."""
     _late: bool = False
     """Whether its deadline has passed once."""
 
@@ -101,6 +103,8 @@ class Gathering(ABC):
         if self.over:
             return []
         match event:
+            case events.MemberMessage():
+                return self._on_own(event)
             case events.Accepted():
                 return self._on_accepted(event)
             case events.Refused(peer=peer, reason=reason):
@@ -149,7 +153,10 @@ class Gathering(ABC):
     @property
     def partners(self) -> tuple[str, ...]:
         """The peers that take part with us so far, sorted."""
-        return tuple(sorted([peer for peer, m in self._members.items() if m.state not in _NO_PART]))
+        if self._partners is None:
+            there = [peer for peer, m in self._members.items() if m.state not in _NO_PART]
+            self._partners = tuple(sorted(there))
+        return self._partners
 
     def has_room_for(self, peer: str) -> bool:
         """Whether a peer that calls us can still take part."""
@@ -205,6 +212,7 @@ class Gathering(ABC):
             raise ProtocolViolation(f"{peer} has accepted a call that is not open.")
         if event.called_us and self.has_room_for(peer):
             member = self._members[peer] = ExchangeMember(OFFERED)
+            self._partners = None
         if self.stage is not Stage.GATHERING or member is None or member.state != OFFERED:
             return [events.Abandon(peer=peer, reason="the exchange has begun without you")]
         self._advance(peer, ACCEPTED_INPUT)
@@ -262,7 +270,7 @@ class Gathering(ABC):
 
     def _advance(self, peer: str, event: str) -> None:
         if (state := self._next_state(peer, event)) is not None:
-            self._members[peer].state = state
+            self._members[peer].state, self._partners = state, None
 
     def _common_cause(self) -> Cause | Refusal:
         """Why nobody takes part, where all have the same reason."""

@@ -10,7 +10,6 @@ it: they carry out effects and report what comes of them as events, and send `Ti
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from lowcomm_protocol.errors import Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
@@ -80,9 +79,18 @@ class Peer:
     @property
     def next_timer(self) -> float | None:
         """When `Tick` is due; None while it is not."""
-        return min((one.timers[0][0] for one in self.running.values() if one.timers), default=None)
+        first: float | None = None
+        for one in self.running.values():  # asked for after each event
+            if one.timers and (first is None or one.timers[0][0] < first):
+                first = one.timers[0][0]
+        return first
 
     def _take_in(self, event: PeerEvent) -> None:
+        if event.exchange and not isinstance(event, events.Released):
+            one = self.exchange(event.exchange)
+            if one is not None:  # or it was over before
+                self._take_in_exchange(one, event)
+            return
         match event:
             case events.TrainerReady():
                 self.position.take_over(event)
@@ -97,7 +105,7 @@ class Peer:
             case events.Closed():
                 self.open = False
                 self.drift.left_out_by.clear()
-            case events.GaveUp(exchange=0):
+            case events.GaveUp():
                 for one in list(self.running.values()):
                     self._tell(one, event)
             case events.Called():
@@ -115,12 +123,12 @@ class Peer:
             case events.Released(exchange=number):
                 self.budget.closing.discard(number)
             case _:
-                one = self.exchange(event.exchange)
-                if one is not None:  # or it was over before
-                    self._take_in_exchange(one, event)
+                pass  # of an exchange, but without its number
 
     def _take_in_exchange(self, one: Underway, event: PeerEvent) -> None:
         match event:
+            case events.MemberMessage():  # most events are
+                self._tell(one, event)
             case events.Accepted(peer=peer):
                 self._on_answer(one, peer, event)
             case events.Refused(peer=peer, reason=reason):
@@ -221,7 +229,10 @@ class Peer:
 
     def exchange(self, number: int) -> Underway | None:
         """An exchange that is under way."""
-        return next((one for one in self.running.values() if one.number == number), None)
+        for one in self.running.values():
+            if one.number == number:
+                return one
+        return None
 
     def _candidates(self, fragment: int, round_: int) -> Sequence[str]:
         # Few, of what may be thousands.
@@ -410,6 +421,8 @@ class Peer:
     def _carry_out(self, one: Underway, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
+                case events.MemberMessage():
+                    pass
                 case events.Dial(peer=peer):
                     one.calling.add(peer)
                 case events.Capture(members=members):
@@ -434,7 +447,7 @@ class Peer:
                     one.decided = self._now
                 case _:
                     pass
-            self._effects.append(replace(effect, exchange=one.number))
+            self._effects.append(effect.of(exchange=one.number))
 
     def _prepare(self, one: Underway, members: tuple[str, ...]) -> None:
         """The members are known, and so is what each brings."""
@@ -508,7 +521,7 @@ class Peer:
                 one.stalled = True
                 self._hold_stall(one, peer, reason, one.began)
             effect = events.CutOff(peer=peer, reason=reason, tells=lost.stands, cause=lost.cause)
-            self._effects.append(replace(effect, exchange=one.number))
+            self._effects.append(effect.of(exchange=one.number))
         self._tell(one, lost)
 
     # the end of an exchange

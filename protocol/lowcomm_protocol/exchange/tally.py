@@ -63,7 +63,9 @@ class Tally:
             and peer not in self.means
             and (peer not in self.helds or self.helds[peer][shard])
         ]
-        agreed = self._agreed(hopeful=True) if missing else ()
+        if not missing or not self.helds:
+            return bool(missing)
+        agreed = self._agreed(hopeful=True)
         return any(agreed[shard] for shard in missing)
 
     def hold(self) -> tuple[bytes, ...]:
