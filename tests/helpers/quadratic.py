@@ -14,13 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
+from itertools import count
+from math import inf
 from random import Random
 from typing import Any
 
 import numpy as np
 
+from helpers.volunteers import HomeNetwork, stay, uplink
 from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network
+from lowcomm_node.simulation.swarm import RECORD_LIFETIME
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange import outer_kernels as kernels
@@ -82,11 +86,21 @@ class Weights:
 class Records:
     """What all peers know of each other, as signed records do."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = frozenset(names)
-        self.steps = dict.fromkeys(names, 0)
+    def __init__(self) -> None:
+        self.steps: dict[str, int] = {}
+        self.version = 0
+        """How often peers have come or gone."""
         self._first = self._second = (0, "")
         """The two highest swarm steps, and whose they are."""
+
+    def add(self, peer: str) -> None:
+        """A peer trains."""
+        self.steps[peer], self.version = 0, self.version + 1
+
+    def remove(self, peer: str) -> None:
+        """A peer has gone."""
+        del self.steps[peer]
+        self.version += 1
 
     def tell(self, peer: str, swarm_step: int) -> None:
         """Take in the swarm step of a peer, which never goes back."""
@@ -107,20 +121,24 @@ class Known:
     """What one peer may look up; see ``events.PeerView``."""
 
     def __init__(self, records: Records, me: str) -> None:
-        self._records = records
-        self._others = sorted(records.names - {me})
+        self._records, self._me = records, me
+        self._others: list[str] = []
+        self._version = 0
 
     def partners(self) -> list[str]:
+        if self._version != self._records.version:
+            self._version = self._records.version
+            self._others = sorted(self._records.steps.keys() - {self._me})
         return self._others
 
     def training(self) -> list[tuple[str, int]]:
-        return [(peer, self._records.steps[peer]) for peer in self._others]
+        return [(peer, self._records.steps[peer]) for peer in self.partners()]
 
     def furthest(self, but: str) -> int:
         return self._records.furthest(but)
 
     def knows(self, peer: str) -> bool:
-        return peer in self._records.names
+        return peer in self._records.steps
 
     def sharing(self) -> int:
         return 0
@@ -152,17 +170,24 @@ class QuadraticPeer(PeerDriver):
         now = min(self.network.now, self.swarm.seconds)
         return int((now - self.began) / STEP + 1e-6)
 
-    def start(self) -> None:
-        """Begin to train."""
+    def start(self, like: "QuadraticPeer | None" = None) -> None:
+        """Begin to train, from a copy of the state of another peer if there is one."""
+        swarm_step, progress = 0, FragmentProgress()
+        if like is not None:
+            position, weights = like.machine.position, self.weights
+            swarm_step = position.swarm_step
+            progress = FragmentProgress(version=1, synced=position.schedule[0].synced)
+            weights.theta[:], weights.phi[:] = like.weights.theta, like.weights.phi
+            weights.delta[:] = like.weights.delta
         ready = events.TrainerReady(
             plan=PLAN,
             sizes=((SIZE, SIZE),),
             realign_sizes=(SIZE,),
             exchanges=4,
-            swarm_step=0,
+            swarm_step=swarm_step,
             steps=0,
             tokens=0,
-            progress=(FragmentProgress(),),
+            progress=(progress,),
             slow_digests=(b"",),
             momentum_digests=(b"",),
         )
@@ -202,17 +227,26 @@ class QuadraticPeer(PeerDriver):
         step = self.steps + max(1, due - self.machine.position.swarm_step)
         if self._due is None or step < self._due:
             self._due = step
-            self.network.at(self.began + step * STEP, lambda: self._on_due(step))
+            self.network.at(self.began + step * STEP, self._on_due, step)
 
     def _on_due(self, step: int) -> None:
-        if step == self._due:
+        if step == self._due and not self.over:
             self._due = None
             self.report_steps()
             self._wait_for_due()
 
     def at_boundary(self, action: Callable[[], None]) -> None:
         """Do something at the end of the inner step that goes on now."""
-        self.network.at(self.began + (self.steps + 1) * STEP, action)
+        boundary = self.began + (self.steps + 1) * STEP
+        self.network.at(boundary, lambda: None if self.over else action())
+
+    def leave(self, *, dies: bool) -> None:
+        """End: with a word to the partners, or none."""
+        if not dies:
+            self.stimulate(events.GaveUp(reason="leaves"))
+        self.over = True
+        for stream in list(self.by_stream):
+            self.network.break_(stream)
 
     def new_exchange(self, one: Underway) -> SimulatedExchange:
         """See PeerDriver."""
@@ -392,6 +426,10 @@ class Swarm:
     count: int
     seconds: float
     conditions: Conditions = field(default_factory=Conditions)
+    churn: float = 0.0
+    """Peers that go in an hour, and as many that come, in those that there are."""
+    homes: bool = False
+    """Whether peers have the lines and NATs of volunteers."""
     effects: Counter[str] = field(default_factory=Counter[str])
     """Effects that are only to be known, by name."""
     story: list[tuple[float, str, events.Outcome, str]] = field(default_factory=list)
@@ -399,25 +437,55 @@ class Swarm:
 
     def __post_init__(self) -> None:
         seed = self.spec.run.seed
-        names = [f"peer-{number}" for number in range(self.count)]
-        self.records = Records(names)
-        self.network = Network(seed, self.conditions)
-        begins = Random(f"begins:{seed}")
-        self.peers = [QuadraticPeer(self, name, begins.uniform(0.0, STEP)) for name in names]
+        self.records = Records()
+        self.network = (HomeNetwork if self.homes else Network)(seed, self.conditions)
+        self._random = Random(f"swarm:{seed}")
+        self._coming = count(self.count)
+        self.peers: list[QuadraticPeer] = []
+        """Those that are there."""
+        for number in range(self.count):
+            stays = stay(self._random, self.churn, is_there=True) if self.churn else inf
+            self._join(f"peer-{number}", self._random.uniform(0.0, STEP), stays)
         self.alone = [Weights(f"{seed}/alone-{number}") for number in range(self.count)]
+
+    def _join(self, name: str, began: float, stays: float) -> None:
+        if self.homes:
+            self.conditions.rates[name] = uplink(name)
+        peer = QuadraticPeer(self, name, began)
+        self.peers.append(peer)
+        self.records.add(name)
+        self.network.peers[name] = peer
+        others = [other for other in self.peers if other.machine.open]
+        self.network.at(began, peer.start, self._random.choice(others) if others else None)
+        if began + stays < self.seconds:
+            self.network.at(began + stays, self._replace, peer)
+
+    def _replace(self, peer: QuadraticPeer) -> None:
+        dies = self._random.random() < 0.5
+        peer.leave(dies=dies)
+        self.peers.remove(peer)
+        del self.network.peers[peer.name]
+        if dies:
+            self.network.after(RECORD_LIFETIME, self.records.remove, peer.name)
+        else:
+            self.records.remove(peer.name)
+        name = f"peer-{next(self._coming)}"
+        if self.network.now + STEP < self.seconds:
+            self._join(name, self.network.now + STEP, stay(self._random, self.churn))
 
     def run(self) -> "Swarm":
         """Until the time is over, and all exchanges that have begun are."""
-        for peer in self.peers:
-            self.network.peers[peer.name] = peer
-            self.network.at(peer.began, peer.start)
-        for peer in self.peers:
-            self.network.at(self.seconds, lambda peer=peer: peer.stimulate(events.Closed()))
+        self.network.at(self.seconds, self._close)
         self.network.run()
-        steps = int(self.seconds / STEP)
-        for weights in [*(peer.weights for peer in self.peers), *self.alone]:
-            weights.train(steps)
+        for peer in self.peers:
+            peer.weights.train(peer.steps)
+        for weights in self.alone:
+            weights.train(int(self.seconds / STEP))
         return self
+
+    def _close(self) -> None:
+        for peer in self.peers:
+            peer.stimulate(events.Closed())
 
     @property
     def outcomes(self) -> Counter[events.Outcome]:
