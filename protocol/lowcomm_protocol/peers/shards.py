@@ -1,0 +1,87 @@
+"""Shards: where a peer's record stands in the DHT, and how many peers there are.
+
+A key holds a part of a run's records, so no keeper answers for all of them. A shard of depth
+``bits`` has the peers whose hash begins with its number. Peers of a shard count its records and
+move one depth down or up where there are more than MOST or fewer than LEAST of them. The key of
+depth 0, the *door*, is where newcomers look. In a swarm of more peers it has a sample: those of
+lowest rank, which changes every PERIOD seconds.
+"""
+
+from collections import deque
+from hashlib import sha256
+from statistics import median
+
+LEAST, MOST = 16, 48
+"""Records of a shard below which its peers move up, and above which they move down."""
+MAX_LISTED = 64
+"""Records that a keeper keeps under one key."""
+MAX_BITS = 24
+PERIOD = 600.0
+AT_DOOR = 2 * MAX_LISTED
+"""Peers that publish their record at the door, on average: keepers choose among them."""
+JUMP = 4
+"""A shard that grows this many times between two looks may be flooded, and moves nobody."""
+REMEMBERED = 8
+"""Shards from whose counts the number of peers follows."""
+
+
+def shard_of(run_id: str, peer_id: str, bits: int) -> int:
+    """The number of a peer's shard of a depth: the first ``bits`` bits of a hash."""
+    digest = sha256(f"{run_id}/{peer_id}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> (32 - bits)
+
+
+def rank(peer_id: str, now: float) -> float:
+    """A peer's place among those that want to be at the door at Unix time ``now``, from 0 to 1."""
+    digest = sha256(f"{int(now // PERIOD)}/{peer_id}".encode()).digest()
+    return int.from_bytes(digest[:8]) / 2**64
+
+
+class SwarmSize:
+    """Estimates the number of peers, and chooses the depth of our shard."""
+
+    def __init__(self) -> None:
+        self.bits = 0
+        self._own: int | None = None
+        """Records of our shard, at the last look."""
+        self._counts: deque[int] = deque(maxlen=REMEMBERED)
+        """Peers in all, by each count of a shard."""
+
+    @property
+    def peers(self) -> int:
+        """About how many peers have a record, ourselves included."""
+        return round(median(self._counts)) if self._counts else 0
+
+    @property
+    def shards(self) -> int:
+        """How many shards were counted; 0: none, or one that has all peers."""
+        return len(self._counts) if self.bits else 0
+
+    def begin(self, bits: int) -> None:
+        """Begin at the depth that other peers have."""
+        if not self.bits:
+            self.bits = min(bits, MAX_BITS)
+
+    def count(self, records: int, own: bool) -> bool:
+        """Take in the number of records of a shard of our depth. Returns whether we move.
+
+        ``own``: whether it is our shard.
+        """
+        before, bits = self._own, self.bits
+        self._counts.append(records << bits)
+        if not own:
+            return False
+        self._own = records
+        if records > MOST and bits < MAX_BITS and not (bits and before and records > JUMP * before):
+            self.bits += 1
+        elif records < LEAST and bits:
+            self.bits -= 1
+        if self.bits != bits:
+            self._own = None
+            self._counts.clear()
+            self._counts.append(records << bits)
+        return self.bits != bits
+
+    def is_at_door(self, peer_id: str, now: float) -> bool:
+        """Whether our record is published at the door at Unix time ``now``."""
+        return self.bits <= 1 or rank(peer_id, now) * self.peers < AT_DOOR

@@ -1,0 +1,224 @@
+"""The view: the peers that we keep links to, and others that we know by their records alone.
+
+    record ──► passive ── it answers us, and takes the link ──► active ── silent ──► passive
+                              it asks us, and there is room ──►
+
+*Active* peers are kept alive, hear from us what is new, and come first in line for exchanges.
+*Passive* ones replace those that fail. In a swarm of up to ACTIVE peers all are active, so views
+are equal. In larger ones a view is a random part, kept so by what calls carry anyway:
+
+- each call hands over SHUFFLED records of active peers, and the oldest passive ones give way
+  (Cyclon, Voulgaris et al. 2005)
+- links are mutual, and an active peer that fails is replaced by a passive one that answers
+  (HyParView, Leitão et al. 2007)
+
+Keys cost nothing and addresses do. So no place (a network, or a relay) gets more links than its
+share of the places that we know, links that have lasted are kept, and one link in LISTED comes
+from the DHT, whatever others hand over (Heilman et al. 2015; Bortnikov et al. 2009). No clock:
+time is an argument.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import ceil, inf
+
+ACTIVE = 48
+"""Links that a peer looks for."""
+SLACK = 16
+"""Links beyond these that others may ask for."""
+PASSIVE = 208
+RENEWED = PASSIVE // 4 / 60.0
+"""Passive peers a second that others may replace in a full view."""
+SHUFFLED = 6
+"""Records that one side of a call hands over."""
+OF_PLACE, OF_RELAY = 2, 12
+"""Links of one network, and through one relay, where others are known."""
+LISTED = 4
+"""One link in this number comes from the DHT."""
+DISPLACE_EVERY = 1.0
+"""Least seconds between two links that give way to a newcomer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A peer of the view."""
+
+    places: tuple[str, ...]
+    """Networks of its addresses, or its relays."""
+    since: float
+    """When the link was made, or when a passive peer was first heard of."""
+    listed: bool
+    """Whether the DHT lists it, or others have only handed it over."""
+
+
+class View:
+    """The view of one peer; ``seed`` makes its choices differ from those of others."""
+
+    def __init__(self, seed: str) -> None:
+        self.active: dict[str, Neighbour] = {}
+        """Oldest links first."""
+        self.passive: OrderedDict[str, Neighbour] = OrderedDict()
+        """In the order in which they give way."""
+        self._seed = seed
+        self._turn = 0
+        self._links = Counter[str]()
+        """Links by place."""
+        self._known = Counter[str]()
+        """Passive peers by place."""
+        self._may_renew, self._counted = float(PASSIVE), -inf
+        self._displaced = -inf
+
+    def __contains__(self, peer: str) -> bool:
+        return peer in self.active or peer in self.passive
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether there are more peers than links."""
+        return len(self.active) + len(self.passive) > ACTIVE
+
+    @property
+    def wants_links(self) -> bool:
+        """Whether passive peers should be asked for links."""
+        return len(self.active) < ACTIVE
+
+    def learn(self, peer: str, places: Sequence[str], now: float, listed: bool) -> bool:
+        """Take in a peer with a valid record. Returns whether it is in the view.
+
+        ``listed``: whether the DHT lists it, or it called us itself.
+        """
+        if (known := self.active.get(peer)) is not None:
+            self.active[peer] = replace(known, listed=known.listed or listed)
+        elif (known := self.passive.get(peer)) is not None:
+            self.passive[peer] = replace(known, listed=known.listed or listed)
+        else:
+            if len(self.passive) >= PASSIVE:
+                if not self._may_replace(now):
+                    return False
+                self.forget(self._most_crowded())
+            self._add_passive(peer, Neighbour(tuple(places), now, listed))
+        return True
+
+    def is_candidate(self, peer: str) -> bool:
+        """Whether a passive peer may be asked for a link now."""
+        known = self.passive.get(peer)
+        if known is None or not self.wants_links:
+            return False
+        return not self.is_partial or (
+            (known.listed or self._has_room_for_gossip()) and not self._is_crowded(known.places)
+        )
+
+    def crowd(self, peer: str) -> int:
+        """Links to the places of a passive peer: candidates with fewer come first."""
+        known = self.passive.get(peer)
+        return max((self._links[place] for place in known.places), default=0) if known else 0
+
+    def link(self, peer: str, now: float, asked: bool = False) -> bool:
+        """Make a peer of the view active. Returns whether it is.
+
+        ``asked``: it asks for the link, so it may get one of SLACK, or that of a younger peer.
+        """
+        if peer in self.active:
+            return True
+        known = self.passive.get(peer)
+        if known is None or (self.is_partial and self._is_crowded(known.places)):
+            return False
+        if len(self.active) >= ACTIVE + (SLACK if asked else 0):
+            displaced = self._weakest(now) if asked else None
+            if displaced is None:
+                return False
+            self._displaced = now
+            self.unlink(displaced)
+        self.forget(peer)
+        self.active[peer] = replace(known, since=now)
+        self._links.update(known.places)
+        return True
+
+    def unlink(self, peer: str, failed: bool = False) -> None:
+        """Make an active peer passive; one that has ``failed`` gives way first."""
+        known = self.active.pop(peer, None)
+        if known is not None:
+            self._links.subtract(known.places)
+            self._add_passive(peer, known)
+            while len(self.passive) > PASSIVE:
+                self.forget(next(iter(self.passive)))
+        if failed and peer in self.passive:
+            self.passive.move_to_end(peer, last=False)
+
+    def forget(self, peer: str) -> None:
+        """Remove a peer from the view."""
+        known = self.active.pop(peer, None)
+        if known is not None:
+            self._links.subtract(known.places)
+        known = self.passive.pop(peer, None)
+        if known is not None:
+            self._known.subtract(known.places)
+            for place in known.places:
+                if not self._known[place]:
+                    del self._known[place]
+
+    def sample(self, but: str) -> list[str]:
+        """Active peers to hand over to another one."""
+        return sorted((peer for peer in self.active if peer != but), key=self._lots())[:SHUFFLED]
+
+    # rules
+
+    def _add_passive(self, peer: str, known: Neighbour) -> None:
+        self.passive[peer] = known
+        self._known.update(known.places)
+
+    def _may_replace(self, now: float) -> bool:
+        """Whether one more passive peer may be replaced now; counts it."""
+        back = max(0.0, now - self._counted) * RENEWED
+        self._may_renew, self._counted = min(float(PASSIVE // 4), self._may_renew + back), now
+        if self._may_renew < 1.0:
+            return False
+        self._may_renew -= 1.0
+        return True
+
+    def _most_crowded(self) -> str:
+        """The oldest passive peer of the place that has most of them."""
+
+        def crowd(peer: str) -> int:
+            return max((self._known[place] for place in self.passive[peer].places), default=0)
+
+        return max(self.passive, key=crowd)
+
+    def _is_crowded(self, places: Sequence[str]) -> bool:
+        """Whether one of these places has its share of our links."""
+        share = ceil(ACTIVE / max(1, len(self._known.keys() | +self._links)))
+        return any(
+            self._links[place] >= max(OF_PLACE if "/" in place else OF_RELAY, share)
+            for place in places
+        )
+
+    def _has_room_for_gossip(self) -> bool:
+        handed_over = sum(not known.listed for known in self.active.values())
+        return handed_over < ACTIVE - ACTIVE // LISTED
+
+    def _weakest(self, now: float) -> str | None:
+        """The link that gives way to a newcomer: of the younger half, where most others are."""
+        if now - self._displaced < DISPLACE_EVERY:
+            return None
+        younger, lots = list(self.active)[len(self.active) // 2 :], self._lots()
+
+        def strength(peer: str) -> tuple[int, bytes]:
+            crowd = max((self._links[place] for place in self.active[peer].places), default=0)
+            return -crowd, lots(peer)
+
+        return min(younger, key=strength, default=None)
+
+    def _lots(self) -> "Lots":
+        self._turn += 1
+        return Lots(f"{self._seed}/{self._turn}/")
+
+
+@dataclass(frozen=True)
+class Lots:
+    """Draws a number for each peer."""
+
+    seed: str
+
+    def __call__(self, peer: str) -> bytes:
+        return sha256(f"{self.seed}{peer}".encode()).digest()
