@@ -117,7 +117,7 @@ async def node(
             case bytes():
                 info = roster.hear(request, time())
                 if info is not None:
-                    roster.liveness.heard(info.peer_id, time())
+                    roster.heard(info.peer_id, time())
             case "train":
                 await trainer.ask(Train(on=True))
                 for _ in range(INTERVAL):

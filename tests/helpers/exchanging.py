@@ -226,7 +226,7 @@ class Node(Peer):
         """Hear the records of others."""
         for other in others:
             self.roster.hear(other.told(**changes), time())
-            self.roster.liveness.heard(other.peer_id, time())
+            self.roster.heard(other.peer_id, time())
 
     @property
     def free(self) -> int:

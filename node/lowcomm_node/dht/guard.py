@@ -51,6 +51,8 @@ from lowcomm_node.net.hivemind_parts import (
 )
 from lowcomm_node.system.quota import prefixes_of
 from lowcomm_protocol.errors import Reason
+from lowcomm_protocol.peers.shards import rank
+from lowcomm_protocol.peers.view import OF_PLACE
 
 MAX_KEYS = 1024
 MAX_KEY_BYTES = 2 * 1024**2
@@ -288,7 +290,8 @@ class BoundedStorage:
             place=old.place if old is not None and place else place,
             by_owner=peer == owner or (old is not None and old.by_owner),
         )
-        if not self._make_room(key, subkey, new):
+        most = checked.most if checked is not None else None
+        if not self._make_place(key, subkey, new, most) or not self._make_room(key, subkey, new):
             return False
         self._drop(key, subkey)
         self._kept.setdefault(key, {})[subkey] = new
@@ -309,6 +312,29 @@ class BoundedStorage:
 
     def _comes_first(self, entry: _Kept) -> bool:
         return not entry.place or entry.owner in self._answered
+
+    def _make_place(self, key: DHTID, subkey: Any, new: _Kept, most: int | None) -> bool:
+        """Whether there is a place for a record among at most ``most`` of its key."""
+        kept = self._kept.get(key, {})
+        if most is None or subkey in kept or len(kept) < most:
+            return True
+        entries, now = kept | {subkey: new}, time()
+        crowds = Counter(it.place for it in entries.values())
+
+        def claim(name: Any) -> tuple[bool, bool, int, float]:
+            it = entries[name]
+            return (
+                self._comes_first(it),
+                it.by_owner,
+                -max(0, crowds[it.place] - OF_PLACE),
+                -rank(it.owner, now),
+            )
+
+        gives_way = min(entries, key=claim)
+        if gives_way == subkey:
+            return False
+        self._drop(key, gives_way)
+        return True
 
     def _make_room(self, key: DHTID, subkey: Any, new: _Kept) -> bool:
         """Whether there is room for a record. For a peer that has answered us others give way."""

@@ -3,7 +3,8 @@
 The first byte of a value tells its kind, because a storer knows only the hash of a key:
 
     R  a signed run            subkey = run id     under RUNS_KEY
-    P  a signed peer record    subkey = peer id    under peers_key(run id)
+    P  a signed peer record    subkey = peer id    under peers_key(run id), the door
+    S  depth, and the same     subkey = peer id    under shard_key(run id, depth, number of shard)
     L  a removal list          subkey = creator    under removals_key(run id, creator)
     A  amendments of a run     subkey = creator    under amendments_key(run id, creator)
     T  pieces of text read     subkey = peer id    under read_key(run id, part, epoch)
@@ -26,6 +27,7 @@ from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals,
 from lowcomm_protocol.peers.admission import Rules
 from lowcomm_protocol.peers.invites import read_removals
 from lowcomm_protocol.peers.records import is_from_future, read_record
+from lowcomm_protocol.peers.shards import MAX_BITS, MAX_LISTED, shard_of
 from lowcomm_protocol.spec.amendments import read_chain
 from lowcomm_protocol.spec.run import name_signed_run, read_signed_run
 
@@ -33,7 +35,8 @@ MAX_VALUE = 30 * 1024
 """Bytes of one record. Larger ones disturb hivemind's DHT."""
 RUNS_KEY = "lowcomm/v1/runs"
 MAX_LIFE = 3600.0
-_RUN, _PEER, _REMOVALS, _AMENDMENTS, _READ = b"R", b"P", b"L", b"A", b"T"
+_RUN, _PEER, _SHARD, _REMOVALS, _AMENDMENTS, _READ = b"R", b"P", b"S", b"L", b"A", b"T"
+_SHARDS_PREFIX = "lowcomm/v1/shards/"
 _REMOVALS_PREFIX, _AMENDMENTS_PREFIX = "lowcomm/v1/removals/", "lowcomm/v1/amendments/"
 _READ_PREFIX = "lowcomm/v1/read/"
 MAX_REMEMBERED = 8192
@@ -56,12 +59,19 @@ class Provenance:
     """Of two values of one signer the higher order wins, whichever expires later, so that an old
     one can't be replayed."""
     issued: float = -math.inf
-    """Unix time, seconds; of records that live for seconds or minutes only."""
+    """Unix time, seconds; of records that live for minutes only."""
+    most: int | None = None
+    """Records that a keeper keeps under the key; None: as many as fit."""
 
 
 def peers_key(run_id: str) -> str:
-    """Key of the peer records of a run."""
+    """Key of the peer records of a run, or of a sample of them: the door."""
     return f"lowcomm/v1/peers/{run_id}"
+
+
+def shard_key(run_id: str, bits: int, number: int) -> str:
+    """Key of the peer records of a shard; of depth 0 the door."""
+    return f"{_SHARDS_PREFIX}{run_id}/{bits}/{number}" if bits else peers_key(run_id)
 
 
 def removals_key(run_id: str, creator: str) -> str:
@@ -91,13 +101,15 @@ def pack(key: str, value: bytes) -> bytes:
     """A value as it is stored."""
     if key == RUNS_KEY:
         return _RUN + value
+    if key.startswith(_SHARDS_PREFIX):
+        return _SHARD + bytes([int(key.split("/")[-2])]) + value
     kinds = {_REMOVALS_PREFIX: _REMOVALS, _AMENDMENTS_PREFIX: _AMENDMENTS, _READ_PREFIX: _READ}
     return next((kind for prefix, kind in kinds.items() if key.startswith(prefix)), _PEER) + value
 
 
 def unpack(stored: bytes) -> bytes:
     """The value in a stored one."""
-    return stored[1:]
+    return stored[2 if stored[:1] == _SHARD else 1 :]
 
 
 class Provenances:
@@ -153,8 +165,11 @@ class Provenances:
         kind, value = stored[:1], unpack(stored)
         if kind == _RUN:
             found, signed_for = self._examine_run(value)
-        elif kind == _PEER:
-            found, signed_for = self._examine_peer(value, now)
+        elif kind in (_PEER, _SHARD):
+            bits = stored[1] if kind == _SHARD else 0
+            if bits > MAX_BITS or (kind == _SHARD and not bits):
+                raise RecordError(f"A record in a shard of depth {bits} is refused.")
+            found, signed_for = self._examine_peer(value, bits, now)
         elif kind == _REMOVALS:
             removals, signed_for = read_removals(value, subkey), subkey
             key = removals_key(removals.run_id, subkey)
@@ -186,7 +201,7 @@ class Provenances:
         self._creators[run_id] = creator
         return Provenance(RUNS_KEY, math.inf, creator), run_id
 
-    def _examine_peer(self, value: bytes, now: float) -> tuple[Provenance, str]:
+    def _examine_peer(self, value: bytes, bits: int, now: float) -> tuple[Provenance, str]:
         info = read_record(value, now)
         self._reach(info.run_id, info.swarm_step)
         rules = self._rules_of(info.run_id)
@@ -194,8 +209,10 @@ class Provenances:
         if claim is not None and rules is not None:
             claim.verify(rules.creator)
         expires = min(info.expires, claim.invite.expires if claim is not None else math.inf)
-        key, order = peers_key(info.run_id), int(info.issued * 1000)
-        return Provenance(key, expires, info.peer_id, order, info.issued), info.peer_id
+        key = shard_key(info.run_id, bits, shard_of(info.run_id, info.peer_id, bits))
+        order = int(info.issued * 1000)
+        found = Provenance(key, expires, info.peer_id, order, info.issued, MAX_LISTED)
+        return found, info.peer_id
 
     def _examine_statement(self, value: bytes, now: float) -> tuple[Provenance, str]:
         from lowcomm_protocol.reading import read_statement  # NumPy: few runs have packed text

@@ -42,7 +42,7 @@ _SITES_OWN = ipaddress.ip_network("64:ff9b:1::/48")
 """Those behind a NAT64 of one site, which may lead to its private addresses."""
 _SAME_SITE = {4: 16, 6: 48}
 """Prefix bits shared by private addresses of one site, since sites route between subnets."""
-_PLACE = {4: 24, 6: 64}
+_PLACE = {4: 24, 6: 48}
 
 
 def held_addresses() -> tuple[str, ...]:
@@ -172,7 +172,7 @@ def host_in(address: str) -> str | None:
 
 
 def places_of(addresses: Sequence[str], entry_points: Sequence[str]) -> tuple[str, ...]:
-    """The places in a record: networks of its public addresses (/24 or /64), or else its relays'
+    """The places in a record: networks of its public addresses (/24 or /48), or else its relays'
     ids."""
     direct = [text for text in entry_points if CIRCUIT not in text]
     hosts = [

@@ -221,7 +221,7 @@ class TextReader:
         claims, now = self.claims(), monotonic()
         if claims != self._published and now >= self._publish_due:
             self._published, self._publish_due = claims, now + self._state.settings.poll
-            await membership.publish()
+            await membership.publish(renews=True)
 
     def _settings_now(self) -> Any:
         step, course = self._board.position()[0], self._state.course

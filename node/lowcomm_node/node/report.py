@@ -168,7 +168,7 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
         address=info.addresses[0] if info.addresses else None,
         release=info.report.release or None,
         name=info.report.name,
-        age=now - info.issued,
+        age=now - max(info.issued, info.as_of),
         completed=history.completed,
         refused=history.refused,
         failed=history.failed,

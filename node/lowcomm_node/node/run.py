@@ -7,7 +7,6 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from lowcomm_node.catalogue import Waiting
-from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.errors import ConfigError, NotAdmitted, RetryLater, TrainerError
 from lowcomm_node.fetch.catch_up import state_form
 from lowcomm_node.fetch.engine import Fetch
@@ -17,6 +16,7 @@ from lowcomm_node.fetch.packs import PackStore
 from lowcomm_node.fetch.text import RunText
 from lowcomm_node.net.addresses import by_peer
 from lowcomm_node.net.channels import Endpoint
+from lowcomm_node.net.targets import places_of
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.net.unsent import keep_little_unsent
 from lowcomm_node.node.entry import GOODBYE_DEADLINE, Entry
@@ -27,7 +27,8 @@ from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import ask_server, name_of
 from lowcomm_node.swarm.hosts import any_host, in_numbers, listening
-from lowcomm_node.swarm.membership import Membership, OwnRecord
+from lowcomm_node.swarm.membership import Membership
+from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import Tasks, endure, repeat
@@ -112,7 +113,13 @@ class Run:
             state.allowance.peer_limit,
             entry.refusals,
         )
-        self._roster = Roster(self._peer_id, signed.run_id, admission.admission, entry.refusals)
+        self._roster = Roster(
+            self._peer_id,
+            signed.run_id,
+            admission.admission,
+            entry.refusals,
+            lambda info: places_of(info.addresses, info.entry_points),
+        )
         self.exchanger = state.exchanger = Exchanger(
             peer_id=self._peer_id,
             spec=signed.spec,
@@ -204,7 +211,6 @@ class Run:
         )
         self.endpoint.on_sign_of_life(membership.sign_of_life)
         entry.rejoin.publish = membership.republish
-        entry.rejoin.record = peers_key(self._signed.run_id), self._peer_id
         entry.rejoin.on_move = self._move
         self._admission.on_news = self._hear_amendments
         warn = board.warning("defect")

@@ -318,7 +318,9 @@ class NodeSettings(BaseModel):
     on_battery: bool = _setting("Whether to train on battery: yes or no", "yes|no", default=True)
 
     record_life: RecordLife = _setting(
-        "How long peers consider this node alive after its last sign", "SECONDS", default=30.0
+        "How long a record of this node is valid; a third later it is renewed",
+        "SECONDS",
+        default=MAX_RECORD_LIFE,
     )
     poll: Positive = _setting(
         "Time between two looks at the DHT; more where there are many peers", "SECONDS", default=2.0

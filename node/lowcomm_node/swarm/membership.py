@@ -1,38 +1,39 @@
 """Membership in a swarm: our record goes out, others' come in, through the DHT and directly."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from random import randrange
+from statistics import median_low
 from time import monotonic, time
 
 import grpc
+from cachetools import LRUCache
 
 from lowcomm_node.dht.hivemind import Discovery
-from lowcomm_node.dht.keys import RUNS_KEY, peers_key
+from lowcomm_node.dht.keys import RUNS_KEY, shard_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.peer_channel import OTHER_CERTIFICATE
 from lowcomm_node.net.targets import places_of
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.admission import RunAdmission
+from lowcomm_node.swarm.own_record import RENEWALS, OwnRecord
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.tasks import Tasks, endure, repeat
 from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What, in_words
-from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.pulse import MAX_PULSE_BYTES
 from lowcomm_protocol.peers.records import (
-    MAX_ENTRY_POINTS,
     MAX_RECORD_BYTES,
     PeerInfo,
     Phase,
-    SelfReport,
-    is_from_future,
-    read_record,
-    write_record,
 )
 from lowcomm_protocol.peers.roster import PROBE_EVERY, Roster
+from lowcomm_protocol.peers.shards import shard_of
+from lowcomm_protocol.peers.view import ACTIVE, SHUFFLED
 from lowcomm_protocol.spec.run import SignedRun
 
 MEET_DEADLINE = 3.0
@@ -44,11 +45,13 @@ ACQUAINT_DEADLINE = 20.0
 """Seconds that a newcomer waits at most for peers in the DHT to prove that they are there."""
 RUN_LIFE = 1800.0
 Work = Callable[[], Awaitable[None]]
-SMALL_SWARM, LONGEST_POLL = 4, 15.0
-"""Swarm size above which lookups become rarer, since each brings all records from each keeper that
-it asks, and the longest pause in seconds between two of them."""
-REMOVALS_EVERY = 10.0
-"""Seconds between two looks for removed peers: a removal must take effect within a minute."""
+SMALL_SWARM, LONGEST_POLL = 4, 60.0
+"""Swarm size above which lookups become rarer, since each brings all records of a shard, and the
+longest pause in seconds between two of them."""
+REMOVALS_EVERY, RAREST_REMOVALS = 10.0, 600.0
+"""Seconds between two looks for removed peers, of a swarm of up to ACTIVE peers and at most: links
+tell of a removal within seconds."""
+MAX_TOLD = 1024
 MAX_REFUSING = 8
 """Warnings that peers refuse us: the first ones say why."""
 
@@ -57,67 +60,6 @@ def look_pause(poll: float, record_life: float, peers: int) -> float:
     """Seconds until the next lookup in a run with ``peers`` peers, ourselves included. New peers
     introduce themselves, so lookups may be rare, but records must not expire in between."""
     return max(poll, min(LONGEST_POLL, record_life / 2, poll * peers / SMALL_SWARM))
-
-
-@dataclass(kw_only=True)
-class OwnRecord:
-    """What this node announces of itself."""
-
-    identity: Identity
-    run_id: str
-    certificate: bytes
-    """Key of our TLS certificate."""
-    addresses: tuple[str, ...]
-    """``host:port`` of our Exchange service."""
-    progress: Callable[[], tuple[int, int, float]]
-    """Swarm step, own inner steps, tokens a second."""
-    report: Callable[[], SelfReport] = SelfReport
-    """What people see of us."""
-    reading: Callable[[], bytes] = bytes
-    """Pieces of packed text that we claim."""
-    gives_text: Callable[[], bool] = lambda: False
-    """Whether the whole of the run's packed text is here."""
-    phase: Phase = Phase.JOINING
-    last_issued: float = 0.0
-
-    def follow(self, data: bytes, continues: bool) -> bool:
-        """Whether a record under our peer id is newer than our last one.
-
-        ``continues``: it may be ours from before a restart, so new ones are issued after it, or a
-        clock set back would make them look outdated. Otherwise another process has our identity.
-        """
-        with suppress(LowcommError):
-            info = read_record(data, time())
-            if info.peer_id == self.identity.peer_id and info.issued > self.last_issued:
-                self.last_issued = info.issued if continues else self.last_issued
-                return True
-        return False
-
-    def sign(self, life: float, entry_points: tuple[str, ...], claim: bytes) -> bytes:
-        """A serialized SignedRecord that is valid for ``life`` seconds from now."""
-        swarm_step, steps, speed = self.progress()
-        # The later of two records wins, so none is issued before the last, unless the clock was
-        # ahead when that was issued.
-        now, last = time(), self.last_issued
-        self.last_issued = round(now if is_from_future(last, now) else max(now, last + 0.001), 3)
-        info = PeerInfo(
-            peer_id=self.identity.peer_id,
-            run_id=self.run_id,
-            phase=self.phase,
-            issued=self.last_issued,
-            expires=self.last_issued + life,
-            addresses=self.addresses,
-            certificate=self.certificate,
-            gives_text=self.gives_text(),
-            swarm_step=swarm_step,
-            steps=steps,
-            tokens_per_second=speed,
-            entry_points=entry_points[:MAX_ENTRY_POINTS],
-            claim=claim,
-            reading=self.reading(),
-            report=self.report(),
-        )
-        return write_record(info, self.identity)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -144,9 +86,12 @@ class Membership:
     def __post_init__(self) -> None:
         self.dht_peers = 0
         self._removals_due = 0.0
+        self._told: LRUCache[str, int] = LRUCache(MAX_TOLD)
+        """When the record was issued that a peer has of us, milliseconds."""
         self._refusing: set[str] = set()
         """Peers that do not take us, as the owner was warned."""
         self._run_due = 0.0
+        self._looks = 0
         self._has_looked = self._is_twin_seen = False
         self._is_too_large = False
         """Whether more peers are alive than the run is for, and the owner was warned."""
@@ -170,6 +115,14 @@ class Membership:
     def count_silent(self) -> int:
         """The number of peers with a record that have not proved recently to be there."""
         return len(self.roster.known(time())) - self.count()
+
+    @property
+    def about(self) -> tuple[int, int]:
+        """About how many other peers there are, and the number of shards that say so; 0: we know
+        each."""
+        size = self.roster.size
+        alive = self.count()
+        return (max(alive, size.peers - 1), size.shards) if size.shards else (alive, 0)
 
     def donors(self) -> list[PeerInfo]:
         """Peers that can provide their state, the most advanced first."""
@@ -201,7 +154,13 @@ class Membership:
         """Answer a peer's introduction."""
         self._hear_introduction(peer, introduction)
         self.discovery.answered(peer)
-        return self._introduction()
+        answer = self._introduction(peer, introduction.known_ms)
+        has_link = self.roster.heard(peer, time(), asks=introduction.wants_link)
+        answer.full = introduction.wants_link and not has_link
+        removals = self.run_admission.admission.removals
+        if removals.version > introduction.removals:
+            answer.removal_list = removals.data
+        return answer
 
     # the loop
 
@@ -217,8 +176,7 @@ class Membership:
             return look_pause(poll, life, 1 + len(roster.known(time())))
 
         await asyncio.gather(
-            # A record gets three chances in its life.
-            repeated("our record is not published", self.publish, lambda: life / 3),
+            repeated("our record is not published", self.publish, lambda: life / RENEWALS),
             repeated("no look for other peers", self.look, until_look),
             repeated("no probe of other peers", self._probe, lambda: PROBE_EVERY),
             repeated(
@@ -253,16 +211,48 @@ class Membership:
         await asyncio.gather(self.publish(), self._publish_run())
 
     async def _publish_run(self) -> None:
-        # Every peer publishes the run, so that it outlives its bootstrap server.
+        # Peers publish the run, so that it outlives its bootstrap server.
+        if not self._is_at_door:
+            return
         await self.discovery.publish(RUNS_KEY, self.signed.run_id, self.signed.to_bytes(), RUN_LIFE)
         await self.run_admission.publish(self.discovery)
         self._run_due = monotonic() + RUN_LIFE / 3
 
     async def look(self) -> None:
-        """Read the records in the DHT, and greet new peers."""
+        """Read the records of a shard in the DHT, and greet new peers."""
         await self._look_for_removals()
+        own, size = self.roster.own_peer_id, self.roster.size
+        # The own shard and another one in turn: no few keepers decide whom we know.
+        is_own = not size.bits or self._looks % 2 == 0
+        number = self._own_shard if is_own else randrange(1 << size.bits)
+        self._looks += 1
+        key = shard_key(self.signed.run_id, size.bits, number)
+        records = await self.discovery.lookup(key)
+        if is_own:
+            self._follow_own(records)
+        before = size.bits
+        has_moved = size.count(len({*records, own} if is_own else records), is_own)
+        news = [info for data in records.values() if (info := self._hear(data)) is not None]
+        if has_moved:
+            depths = [info.bits for info in self.roster.alive(time())]
+            if size.bits > before and depths:
+                size.follow(median_low(depths))
+            await self.publish()
+        await self._probe()
+        for info in news:
+            # Entry points are dialed: a record that anybody may publish must not choose them.
+            if self.roster.liveness.is_proved(info.peer_id, time()):
+                self._learn_entry_points(info)
+        if self.rejoin is not None and is_own:
+            self.rejoin.listed(set(records) - {own})
+        try:
+            self.run_admission.check_ourselves(time())
+        except NotAdmitted as error:
+            self.on_barred(error)
+
+    def _follow_own(self, records: Mapping[str, bytes]) -> None:
+        """Look for another process with our identity."""
         own = self.roster.own_peer_id
-        records = await self.discovery.lookup(peers_key(self.signed.run_id))
         is_newer = self.own.follow(records.get(own, b""), not self._has_looked)
         if self._has_looked and is_newer and not self._is_twin_seen:
             self._is_twin_seen = True
@@ -272,18 +262,14 @@ class Membership:
                 "a --home of its own; a copied home needs its identity.key moved away",
             )
         self._has_looked = True
-        news = [info for data in records.values() if (info := self._hear(data)) is not None]
-        await self._probe()
-        for info in news:
-            # Entry points are dialed: a record that anybody may publish must not choose them.
-            if self.roster.liveness.is_proved(info.peer_id, time()):
-                self._learn_entry_points(info)
-        if self.rejoin is not None:
-            self.rejoin.listed(set(records) - {own})
-        try:
-            self.run_admission.check_ourselves(time())
-        except NotAdmitted as error:
-            self.on_barred(error)
+
+    @property
+    def _own_shard(self) -> int:
+        return shard_of(self.signed.run_id, self.roster.own_peer_id, self.roster.size.bits)
+
+    @property
+    def _is_at_door(self) -> bool:
+        return self.roster.size.is_at_door(self.roster.own_peer_id, time())
 
     async def acquaint(self) -> None:
         """Look around, as a newcomer, until peers have proved to be there, or none is likely to."""
@@ -305,26 +291,20 @@ class Membership:
 
     async def _probe(self) -> None:
         """Call some of the peers without a recent sign of life."""
-        now, liveness = time(), self.roster.liveness
-        known = {info.peer_id: info for info in self.roster.known(now)}
-        unproved = {peer for peer in known if not liveness.is_proved(peer, now)}
-        # Connections and places matter for unproved peers alone, and to list them costs the more,
-        # the larger the swarm is.
-        self._likely = await self.discovery.connected_peers() if unproved else frozenset()
-        places = (
-            (peer, places_of(info.addresses, info.entry_points) if peer in unproved else ())
-            for peer, info in known.items()
-        )
-        room = max(0, liveness.at_once(now) - len(self._greetings))
-        for peer in liveness.due(places, now, self._likely, room):
-            task = self._greetings.start(self._greet(known[peer], PROBE_DEADLINE))
+        now, roster = time(), self.roster
+        # The DHT's connections matter for candidates alone.
+        wants = roster.view.wants_links and bool(roster.view.passive)
+        self._likely = await self.discovery.connected_peers() if wants else frozenset()
+        room = max(0, roster.liveness.at_once(now) - len(self._greetings))
+        for info in roster.due(now, self._likely, room):
+            task = self._greetings.start(self._greet(info, PROBE_DEADLINE))
             task.add_done_callback(lambda _: self._changed.set())
 
     def sign_of_life(self, peer_id: str) -> None:
         """Note that a peer has answered us, or called us, and has authenticated."""
         now, liveness = time(), self.roster.liveness
         is_new, info = not liveness.is_proved(peer_id, now), self.roster.get(peer_id, now)
-        liveness.heard(peer_id, now)
+        self.roster.heard(peer_id, now)
         if peer_id in self._refusing:
             self._refusing.discard(peer_id)
             if not self._refusing:
@@ -347,7 +327,8 @@ class Membership:
     async def _look_for_removals(self) -> None:
         if monotonic() < self._removals_due:
             return
-        self._removals_due = monotonic() + REMOVALS_EVERY
+        rarer = max(1.0, self.roster.size.peers / ACTIVE)
+        self._removals_due = monotonic() + min(REMOVALS_EVERY * rarer, RAREST_REMOVALS)
         try:
             newer = await self.run_admission.look(self.discovery)
         except (LowcommError, OSError) as error:
@@ -359,14 +340,27 @@ class Membership:
             self.on_removals()
 
     def _hear_introduction(self, peer: str, introduction: pb.Introduction) -> None:
-        """Take in a peer's record, and the uses of invites that it knows."""
-        if introduction.record.ByteSize() > MAX_RECORD_BYTES:  # before it is copied
-            self.refusals.count(What.RECORD, Reason.TOO_LARGE)
+        """Take in a peer's record and pulse, records that it hands over, and the uses of invites,
+        removals and amendments that it knows."""
+        passed = introduction.passed[:SHUFFLED]
+        if max(map(pb.SignedRecord.ByteSize, (introduction.record, *passed))) > MAX_RECORD_BYTES:
+            self.refusals.count(What.RECORD, Reason.TOO_LARGE)  # before it is copied
             return
+        now = time()
         if introduction.HasField("record"):  # a peer may call only to see whether we answer
             self._hear(introduction.record.SerializeToString(), sender=peer)
-        self.run_admission.admission.hear_uses(introduction.uses, time())
-        if self.run_admission.hear_amendments(introduction.amendments):
+        if introduction.pulse.ByteSize() <= MAX_PULSE_BYTES and introduction.HasField("pulse"):
+            pulse = introduction.pulse.SerializeToString()
+            if self.roster.hear_pulse(pulse, now, peer):
+                self._changed.set()
+        for record in passed:
+            self.roster.hear(record.SerializeToString(), now, listed=False)
+        self.run_admission.admission.hear_uses(introduction.uses, now)
+        newer = self.run_admission.hear_amendments(introduction.amendments)
+        if introduction.removal_list:
+            with suppress(LowcommError):
+                newer |= self.run_admission.admission.hear_removals(introduction.removal_list)
+        if newer:
             self._changed.set()
             self.on_removals()
 
@@ -376,11 +370,19 @@ class Membership:
             self._changed.set()
         return info
 
-    async def publish(self) -> None:
-        """Publish our record."""
-        key, life = peers_key(self.signed.run_id), self.settings.record_life
+    async def publish(self, renews: bool = False) -> None:
+        """Publish our record in its shard, in the one above, whose peers may not have moved yet,
+        and in turn at the door; ``renews``: with the figures of this moment."""
+        life, own, run_id = self.settings.record_life, self.roster.own_peer_id, self.signed.run_id
+        bits = self.roster.size.bits
+        depths = {bits, max(0, bits - 1)} | ({0} if self._is_at_door else set())
+        record = self._record(renews)
+        keys = [shard_key(run_id, depth, shard_of(run_id, own, depth)) for depth in sorted(depths)]
+        if self.rejoin is not None:
+            self.rejoin.record = keys[-1], own
         try:
-            await self.discovery.publish(key, self.roster.own_peer_id, self._record(), life)
+            publish = self.discovery.publish
+            await asyncio.gather(*(publish(key, own, record, life) for key in keys))
         except LowcommError as error:
             reason = f"our record could not be published: {error}"
             self.warn("record-not-published", reason)
@@ -391,15 +393,21 @@ class Membership:
         await asyncio.gather(*(self._greet(info) for info in known))
 
     async def _greet(self, info: PeerInfo, deadline: float = MEET_DEADLINE) -> None:
-        """Exchange newest records with a peer. One that does not answer is no error."""
+        """Exchange pulses with a peer, and what one lacks. One that does not answer is no error."""
+        is_link = info.peer_id in self.roster.view.active
         try:
             async with asyncio.timeout(deadline):
-                stub, own = await self.channels.stub(info), self._introduction()
+                stub, own = await self.channels.stub(info), self._introduction(info.peer_id)
+                own.wants_link = is_link or self.roster.view.wants_links
                 metadata = self.channels.metadata(info.peer_id)
                 answer = await stub.Describe(own, metadata=metadata, timeout=deadline)
             self._hear_introduction(info.peer_id, answer)
             self.discovery.answered(info.peer_id)
             self.sign_of_life(info.peer_id)
+            if answer.full:
+                self.roster.heard(info.peer_id, time(), full=True)
+            elif answer.known_ms < self.own.last_issued * 1000 - 0.5:
+                self._told.pop(info.peer_id, None)
             self.roster.liveness.reached(places_of(info.addresses, info.entry_points))
             return
         except grpc.aio.AioRpcError as error:
@@ -422,14 +430,30 @@ class Membership:
             reason = f"{info.peer_id[-6:]} does not take us: {in_words(details)}"
             self.warn("not-taken", reason)
 
-    def _introduction(self) -> pb.Introduction:
-        alive = frozenset(info.peer_id for info in self.roster.alive(time()))
-        return pb.Introduction(
-            record=pb.SignedRecord.FromString(self._record()),
-            uses=self.run_admission.admission.uses_to_tell(alive),
+    def _introduction(self, receiver: str, known_ms: int | None = None) -> pb.Introduction:
+        """What we tell a peer; ``known_ms``: when the record was issued that it says it has of us,
+        in milliseconds."""
+        now, admission = time(), self.run_admission.admission
+        alive = frozenset(info.peer_id for info in self.roster.alive(now))
+        theirs, record = self.roster.get(receiver, now), self._record()
+        introduction = pb.Introduction(
+            pulse=pb.SignedRecord.FromString(self.own.pulse(self.roster.size.bits)),
+            known_ms=round(theirs.issued * 1000) if theirs is not None else 0,
+            uses=admission.uses_to_tell(alive),
             amendments=self.run_admission.course.chain.data,
+            removals=admission.removals.version,
         )
+        introduction.passed.extend(
+            map(pb.SignedRecord.FromString, self.roster.to_pass(receiver, now))
+        )
+        issued_ms = round(self.own.last_issued * 1000)
+        if known_ms is None:
+            known_ms = self._told.get(receiver, 0)
+        if known_ms < issued_ms:
+            introduction.record.ParseFromString(record)
+            self._told[receiver] = issued_ms
+        return introduction
 
-    def _record(self) -> bytes:
+    def _record(self, renews: bool = False) -> bytes:
         life, claim = self.settings.record_life, self.run_admission.claim
-        return self.own.sign(life, self.entry_points, claim)
+        return self.own.record(life, self.entry_points, claim, renews)

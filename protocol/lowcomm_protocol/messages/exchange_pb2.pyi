@@ -215,14 +215,56 @@ class Manifest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., moments: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., slow_digests: _Optional[_Iterable[bytes]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("record", "uses", "amendments")
+    __slots__ = ("record", "uses", "amendments", "pulse", "known_ms", "wants_link", "full", "passed", "removals", "removal_list")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
     AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
+    PULSE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_MS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_LINK_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
+    REMOVALS_FIELD_NUMBER: _ClassVar[int]
+    REMOVAL_LIST_FIELD_NUMBER: _ClassVar[int]
     record: SignedRecord
     uses: _containers.RepeatedCompositeFieldContainer[Use]
     amendments: bytes
-    def __init__(self, record: _Optional[_Union[SignedRecord, _Mapping]] = ..., uses: _Optional[_Iterable[_Union[Use, _Mapping]]] = ..., amendments: _Optional[bytes] = ...) -> None: ...
+    pulse: SignedRecord
+    known_ms: int
+    wants_link: bool
+    full: bool
+    passed: _containers.RepeatedCompositeFieldContainer[SignedRecord]
+    removals: int
+    removal_list: bytes
+    def __init__(self, record: _Optional[_Union[SignedRecord, _Mapping]] = ..., uses: _Optional[_Iterable[_Union[Use, _Mapping]]] = ..., amendments: _Optional[bytes] = ..., pulse: _Optional[_Union[SignedRecord, _Mapping]] = ..., known_ms: _Optional[int] = ..., wants_link: _Optional[bool] = ..., full: _Optional[bool] = ..., passed: _Optional[_Iterable[_Union[SignedRecord, _Mapping]]] = ..., removals: _Optional[int] = ..., removal_list: _Optional[bytes] = ...) -> None: ...
+
+class Pulse(_message.Message):
+    __slots__ = ("peer_id", "issued_ms", "phase", "swarm_step", "steps", "tokens_per_second", "tokens", "held_out_loss", "exchanges", "reading", "gives_text", "bits")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_MS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SWARM_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_OUT_LOSS_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGES_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
+    GIVES_TEXT_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    issued_ms: int
+    phase: str
+    swarm_step: int
+    steps: int
+    tokens_per_second: float
+    tokens: int
+    held_out_loss: float
+    exchanges: int
+    reading: bytes
+    gives_text: bool
+    bits: int
+    def __init__(self, peer_id: _Optional[str] = ..., issued_ms: _Optional[int] = ..., phase: _Optional[str] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., tokens: _Optional[int] = ..., held_out_loss: _Optional[float] = ..., exchanges: _Optional[int] = ..., reading: _Optional[bytes] = ..., gives_text: _Optional[bool] = ..., bits: _Optional[int] = ...) -> None: ...
 
 class SignedRecord(_message.Message):
     __slots__ = ("payload", "signature")

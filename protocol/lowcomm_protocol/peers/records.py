@@ -132,6 +132,8 @@ Address = Annotated[str, _checked(_is_address, "an IP address and a port")]
 EntryPoint = Annotated[str, _checked(_is_entry_point, "a multiaddress")]
 Certificate = Annotated[bytes, _checked(lambda key: len(key) in (0, DIGEST_BYTES), "32 bytes")]
 Count = Annotated[int, Field(lt=MAX_COUNT)]
+Loss = Annotated[float, Field(ge=0, lt=MAX_LOSS, allow_inf_nan=False)]
+Claims = Annotated[bytes, _checked(_are_claims, "claims on pieces")]
 
 
 class Phase(StrEnum):
@@ -157,7 +159,7 @@ class SelfReport:
     """Release of its program."""
     tokens: Count = 0
     """Tokens trained on in this run."""
-    held_out_loss: Annotated[float, Field(ge=0, lt=MAX_LOSS, allow_inf_nan=False)] = 0.0
+    held_out_loss: Loss = 0.0
     """Last held-out loss in nats; 0: none yet."""
     exchanges: Count = 0
     """Exchanges applied since it started."""
@@ -169,7 +171,7 @@ class SelfReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerInfo:
-    """The contents of a peer's newest signed record."""
+    """The contents of a peer's newest signed record, with the figures of its newest pulse."""
 
     peer_id: str
     run_id: Annotated[str, Field(min_length=64, max_length=64)]
@@ -188,11 +190,15 @@ class PeerInfo:
     """Multiaddresses of its DHT peer."""
     claim: Annotated[bytes, Field(max_length=MAX_CLAIM_BYTES)] = b""
     """The claim on its invite, serialized; empty if the run needs none."""
-    reading: Annotated[bytes, _checked(_are_claims, "claims on pieces")] = b""
+    reading: Claims = b""
     """Pieces of packed text that it reads or will read next (``reading.read_claims``)."""
     gives_text: bool = False
     """Whether it has the whole of the run's packed text."""
     report: SelfReport = SelfReport()
+    as_of: float = 0.0
+    """When the figures were issued, where a pulse brought them: Unix time, seconds."""
+    bits: int = 0
+    """Depth of its shard, as its pulse says."""
 
 
 _PEER_INFO = TypeAdapter(PeerInfo)

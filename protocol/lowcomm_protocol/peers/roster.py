@@ -11,7 +11,8 @@ A record costs its writer nothing, so it proves nothing: only alive peers are me
 believed. An unknown peer gets a probe beside the exchanges, never a place in one.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from math import inf
 
@@ -20,15 +21,19 @@ from cachetools import FIFOCache
 from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, What
 from lowcomm_protocol.peers import records
 from lowcomm_protocol.peers.admission import Admission, Rules
+from lowcomm_protocol.peers.pulse import Pulse, read_pulse
 from lowcomm_protocol.peers.records import PeerInfo, Phase
+from lowcomm_protocol.peers.shards import SwarmSize
+from lowcomm_protocol.peers.view import ACTIVE, PASSIVE, SLACK, View
 
-MAX_PEERS = 4096
+MAX_DIGESTS = 4096
+MAX_RECORDS = 2 * (ACTIVE + SLACK + PASSIVE)
 SWEEP_EVERY = 5.0
 """Seconds between two sweeps of useless records."""
 
 
 class Roster:
-    """At most ``MAX_PEERS`` peers of one run that may take part in it, without our own."""
+    """The peers of one run in our view that may take part in it."""
 
     def __init__(
         self,
@@ -36,24 +41,35 @@ class Roster:
         run_id: str,
         admission: Admission | None = None,
         refusals: Refusals | None = None,
+        places: Callable[[PeerInfo], Sequence[str]] = lambda info: (),
     ) -> None:
+        """``places``: networks of the addresses in a record, or its relays."""
         self.own_peer_id = own_peer_id
         self.run_id = run_id
         self.admission = admission or Admission(Rules(run_id, creator=""))
         """Without one any peer may take part."""
         self.liveness = Liveness(own_peer_id)
         """Signs of life. A record costs its writer nothing, and proves nothing."""
+        self.view = View(own_peer_id)
+        self.size = SwarmSize()
+        self._places = places
         self._refusals = refusals or Refusals()
         self._records: dict[str, PeerInfo] = {}
+        """Those of the view, and the last ones of peers that have left."""
+        self._signed: dict[str, bytes] = {}
+        """Records of the view as they came, to hand over."""
+        self._pulses: dict[str, Pulse] = {}
         self._swept = float("-inf")
-        self._heard: FIFOCache[bytes, tuple[float, float]] = FIFOCache(2 * MAX_PEERS)
+        self._heard: FIFOCache[bytes, tuple[float, float]] = FIFOCache(MAX_DIGESTS)
         """Digests of records, and the times from and to which there is no need to look again."""
 
-    def hear(self, data: bytes, now: float, sender: str | None = None) -> PeerInfo | None:
+    def hear(
+        self, data: bytes, now: float, sender: str | None = None, listed: bool = True
+    ) -> PeerInfo | None:
         """Take in a serialized signed record; its contents if they are new and valid, else None.
 
-        With a ``sender`` only its own record is believed. Refusals are counted, the same bytes
-        once.
+        With a ``sender`` only its own record is believed. ``listed``: whether the DHT lists it, or
+        another peer handed it over. Refusals are counted, the same bytes once.
         """
         digest = sha256(data).digest() if len(data) <= records.MAX_RECORD_BYTES else b""
         since, until = self._heard.get(digest, (inf, -inf))
@@ -78,12 +94,37 @@ class Roster:
             self._heard[digest] = -inf, inf
             return None
         self._sweep(now)
-        is_full = info.peer_id not in self._records and len(self._records) >= MAX_PEERS
-        if is_full and not self._make_room(now, sender):
+        if info.phase is Phase.LEFT:
+            self.view.forget(info.peer_id)
+        elif not self.view.learn(
+            info.peer_id, self._places(info), now, listed or sender is not None, sender is not None
+        ):
             return None
         self._heard[digest] = -inf, inf
-        self._records[info.peer_id] = info
+        pulse = self._pulses.get(info.peer_id)
+        self._records[info.peer_id] = info if pulse is None else pulse.update(info)
+        self._signed[info.peer_id] = data
         return info
+
+    def hear_pulse(self, data: bytes, now: float, sender: str) -> bool:
+        """Take in the pulse of a peer whose record we have. Returns whether its phase changes."""
+        known = self._records.get(sender)
+        if known is None or known.phase is Phase.LEFT:
+            return False
+        try:
+            pulse = read_pulse(data, self.run_id, now)
+            if pulse.peer_id != sender:
+                raise RecordError("Another peer's pulse is refused.", reason=Reason.MISPLACED)
+        except LowcommError as error:
+            self._refusals.count(What.RECORD, error.reason)
+            return False
+        if records.is_from_future(known.as_of, now):
+            known = replace(known, as_of=0.0)  # both clocks were ahead when it came
+        updated = pulse.update(known)
+        if updated is known:
+            return False
+        self._records[sender], self._pulses[sender] = updated, pulse
+        return self._records[sender].phase is not known.phase
 
     def get(self, peer_id: str, now: float) -> PeerInfo | None:
         """The newest valid record of a peer that may take part."""
@@ -95,8 +136,8 @@ class Roster:
         return tuple(info for info in self._records.values() if self._holds(info, now))
 
     def alive(self, now: float) -> tuple[PeerInfo, ...]:
-        """Those of them that have answered or called us recently, ordered by id."""
-        proved = sorted(peer for peer in self._records if self.liveness.is_proved(peer, now))
+        """Those of them with a link that have answered or called us recently, ordered by id."""
+        proved = sorted(peer for peer in self.view.active if self.liveness.is_proved(peer, now))
         return tuple(filter(None, (self.get(peer, now) for peer in proved)))
 
     def in_phase(self, phase: Phase, now: float) -> tuple[PeerInfo, ...]:
@@ -107,6 +148,42 @@ class Roster:
         """The peers that train, are alive, and answer offers: candidates for exchanges."""
         training = self.in_phase(Phase.TRAINING, now)
         return tuple(info for info in training if self.liveness.is_alive(info.peer_id, now))
+
+    # links
+
+    def heard(self, peer: str, now: float, asks: bool = False, full: bool = False) -> bool:
+        """Take in a sign of life of a peer; whether it has a link.
+
+        ``asks``: it wants one; ``full``: it has no room for one.
+        """
+        self.liveness.heard(peer, now)
+        if full:
+            self.view.unlink(peer)
+        elif self.get(peer, now) is not None and (asks or self.view.wants_links):
+            self.view.link(peer, now, asks)
+        return peer in self.view.active
+
+    def due(self, now: float, likely: Collection[str], most: int) -> list[PeerInfo]:
+        """The peers to call now: links without a recent sign of life, and candidates for links.
+
+        A peer whose sign of life is too old loses its link.
+        """
+        view = self.view
+        for peer in [peer for peer in view.active if not self.liveness.is_proved(peer, now)]:
+            view.unlink(peer, failed=True)
+        known = {info.peer_id: info for info in self.known(now)}
+        links = [peer for peer in view.active if peer in known]
+        others = [
+            (peer, one.places, view.crowd(peer))
+            for peer, one in view.passive.items()
+            if peer in known and view.is_candidate(peer)
+        ]
+        return [known[peer] for peer in self.liveness.due(links, others, now, likely, most)]
+
+    def to_pass(self, receiver: str, now: float) -> list[bytes]:
+        """Signed records to hand over to a peer."""
+        peers = self.view.sample(receiver)
+        return [self._signed[peer] for peer in peers if self.get(peer, now) is not None]
 
     def _read(self, data: bytes, now: float, sender: str | None) -> PeerInfo:
         info = records.read_record(data, now)
@@ -119,21 +196,6 @@ class Roster:
         self.admission.check(info.peer_id, info.claim, now)
         return info
 
-    def _make_room(self, now: float, sender: str | None) -> bool:
-        """Evict the oldest record of a peer that has never answered.
-
-        A record from the DHT replaces one that was probed in vain; a calling peer's record replaces
-        any.
-        """
-        liveness = self.liveness
-        for peer_id in self._records:
-            if not liveness.is_proved(peer_id, now) and (
-                sender is not None or not liveness.is_untried(peer_id, now)
-            ):
-                del self._records[peer_id]
-                return True
-        return False
-
     def _holds(self, info: PeerInfo, now: float) -> bool:
         # Checked each time: removals, expired invites and earlier claims take effect at once.
         return (
@@ -143,22 +205,29 @@ class Roster:
         )
 
     def _sweep(self, now: float) -> None:
-        if abs(now - self._swept) < SWEEP_EVERY:
-            return  # thousands of records may come at once
+        """Forget records that have expired, or whose peers are not in the view any more. One of a
+        peer that has left stays until no older one can be valid, which would bring it back."""
+        if abs(now - self._swept) < SWEEP_EVERY and len(self._records) < MAX_RECORDS:
+            return  # hundreds of records may come at once
         self._swept = now
-        # Keep a record until no older one can be valid any more, because that would bring back a
-        # peer that has left. In a full roster, keep it only until it expires.
-        full = len(self._records) >= MAX_PEERS
+        full = len(self._records) >= MAX_RECORDS
         for peer_id, info in list(self._records.items()):
-            if (info.expires if full else info.issued + records.MAX_LIFE) <= now:
-                del self._records[peer_id]
+            stays = peer_id in self.view or (info.phase is Phase.LEFT and not full)
+            if not stays or (info.expires if full else info.issued + records.MAX_LIFE) <= now:
+                self.view.forget(peer_id)
+                del self._records[peer_id], self._signed[peer_id]
+                self._pulses.pop(peer_id, None)
 
 
 ALIVE = 300.0
 """Seconds for which a sign of life counts."""
-REFRESH, LONGEST_REFRESH = 100.0, 200.0
-"""Seconds of silence before another probe, of ``FEW`` peers and at most: 3 fit in ``ALIVE``."""
-FEW = 3
+REFRESH, LONGEST_REFRESH = 10.0, 100.0
+"""Seconds of silence before a link is called, of few and at most: 3 fit in ``ALIVE``."""
+OF_LINK = 2.0
+"""The same for each link: a call in this time keeps all of them alive."""
+RETRY, MAX_SILENT = 5.0, 2
+"""Seconds before a silent link is called again, and unanswered calls in a row after which it does
+not count as alive."""
 PROBE_EVERY = 1.0
 """Mean seconds between two probes of unknown peers."""
 BURST = 16
@@ -243,7 +312,9 @@ class Liveness:
     def is_proved(self, peer: str, now: float) -> bool:
         """Whether a peer has proved recently to be there. It may still leave offers unanswered."""
         heard = self._heard.get(peer)
-        return heard is not None and _is_recent(heard, now)
+        count, since = self._called(peer)
+        is_silent = count >= MAX_SILENT and now - since >= RETRY
+        return heard is not None and _is_recent(heard, now) and not is_silent
 
     # probes
 
@@ -258,36 +329,37 @@ class Liveness:
 
     def due(
         self,
-        known: Iterable[tuple[str, Sequence[str]]],
+        links: Sequence[str],
+        others: Sequence[tuple[str, Sequence[str], int]],
         now: float,
         likely: Collection[str] = (),
         most: int = FIRST_BURST,
     ) -> list[str]:
-        """Peers to probe now, at most ``most``, which count as probed.
+        """Peers to call now, at most ``most``, which count as called.
 
-        ``known``: peers with a record, and their places. ``likely``: peers connected to us
-        otherwise.
+        ``others``: candidates for links, their places, and how many links these have. ``likely``:
+        peers connected to us otherwise.
         """
         saved = float(self.at_once(now))
         self._tokens = min(saved, self._tokens + max(0.0, now - self._counted) / PROBE_EVERY)
         self._counted = now
         self._turn = self._turn + 1
-        known = list(known)
-        # Longer among many, since each costs a probe.
-        refresh = min(LONGEST_REFRESH, REFRESH * max(1.0, len(known) / FEW))
-        old, unknown = list[str](), list[tuple[bool, bytes, str, Sequence[str]]]()
-        for peer, places in known:
-            heard = self._heard.get(peer)
-            if heard is not None and _is_recent(heard, now):
-                if now - heard >= refresh and self._silent.is_due(peer, now):
-                    old.append(peer)
-            elif self._silent.is_due(peer, now) and (peer in likely or self._is_open(places, now)):
-                lot = sha256(f"{self._seed}/{self._turn}/{peer}".encode()).digest()
-                unknown.append((peer not in likely, lot, peer, places))
-        chosen = sorted(old, key=self._heard.__getitem__)[:most]
-        for peer in chosen:  # a probe counts as unanswered until its answer comes
+        refresh = min(LONGEST_REFRESH, max(REFRESH, OF_LINK * len(links)))
+        silence = {peer: now - self._heard.get(peer, -inf) for peer in links}
+        old = [
+            peer
+            for peer in links
+            if silence[peer] >= refresh and not 0.0 <= now - self._called(peer)[1] < RETRY
+        ]
+        chosen = sorted(old, key=silence.__getitem__, reverse=True)[:most]
+        for peer in chosen:  # a call counts as unanswered until its answer comes
             self._silent.begin(peer, now)
-        for unlikely, _, peer, places in sorted(unknown):
+        unknown = list[tuple[bool, int, bytes, str, Sequence[str]]]()
+        for peer, places, crowd in others:
+            if self._silent.is_due(peer, now) and (peer in likely or self._is_open(places, now)):
+                lot = sha256(f"{self._seed}/{self._turn}/{peer}".encode()).digest()
+                unknown.append((peer not in likely, crowd, lot, peer, places))
+        for unlikely, _, _, peer, places in sorted(unknown):
             if len(chosen) >= most or self._tokens < 1.0:
                 break
             if unlikely and not self._is_open(places, now):
@@ -298,6 +370,11 @@ class Liveness:
                 self._places.begin(place, now)
             chosen.append(peer)
         return chosen
+
+    def _called(self, peer: str) -> tuple[int, float]:
+        """Unanswered calls of a peer in a row, and the time of the last."""
+        count, since, _ = self._silent.get(peer) or (0, -inf, 0.0)
+        return count, since
 
     def _is_open(self, places: Sequence[str], now: float) -> bool:
         return all(self._places.is_due(place, now) for place in places)

@@ -57,10 +57,9 @@ class SwarmSize:
         """How many shards were counted; 0: none, or one that has all peers."""
         return len(self._counts) if self.bits else 0
 
-    def begin(self, bits: int) -> None:
-        """Begin at the depth that other peers have."""
-        if not self.bits:
-            self.bits = min(bits, MAX_BITS)
+    def follow(self, bits: int) -> None:
+        """Go on to the depth that other peers have, when we have moved down."""
+        self.bits = max(self.bits, min(bits, MAX_BITS))
 
     def count(self, records: int, own: bool) -> bool:
         """Take in the number of records of a shard of our depth. Returns whether we move.

@@ -83,10 +83,13 @@ class View:
         """Whether passive peers should be asked for links."""
         return len(self.active) < ACTIVE
 
-    def learn(self, peer: str, places: Sequence[str], now: float, listed: bool) -> bool:
+    def learn(
+        self, peer: str, places: Sequence[str], now: float, listed: bool, called: bool = False
+    ) -> bool:
         """Take in a peer with a valid record. Returns whether it is in the view.
 
-        ``listed``: whether the DHT lists it, or it called us itself.
+        ``listed``: whether the DHT lists it, or it called us; ``called``: whether it did, so that
+        we must know it.
         """
         if (known := self.active.get(peer)) is not None:
             self.active[peer] = replace(known, listed=known.listed or listed)
@@ -94,7 +97,7 @@ class View:
             self.passive[peer] = replace(known, listed=known.listed or listed)
         else:
             if len(self.passive) >= PASSIVE:
-                if not self._may_replace(now):
+                if not called and not self._may_replace(now):
                     return False
                 self.forget(self._most_crowded())
             self._add_passive(peer, Neighbour(tuple(places), now, listed))

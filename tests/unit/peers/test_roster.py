@@ -7,11 +7,12 @@ import pytest
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers import records
-from lowcomm_protocol.peers import roster as roster_module
+from lowcomm_protocol.peers import view as view_module
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.invites import issue_invite
+from lowcomm_protocol.peers.pulse import Pulse, write_pulse
 from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW, MAX_LIFE, PeerInfo, Phase, write_record
-from lowcomm_protocol.peers.roster import FIRST_REST, MAX_MISSED, Roster
+from lowcomm_protocol.peers.roster import FIRST_REST, MAX_MISSED, REFRESH, RETRY, Roster
 
 ME = Identity(b"m" * 32)
 PEERS = [Identity(bytes([number]) * 32) for number in range(1, 8)]
@@ -116,7 +117,7 @@ def test_who_may_not_take_part_is_not_there():
 def test_a_peer_that_answers_no_offers_is_alive_and_no_partner_for_a_while(roster):
     roster.hear(record(life=MAX_LIFE), NOW)
     for _ in range(MAX_MISSED):
-        roster.liveness.heard(ALICE.peer_id, NOW)
+        roster.heard(ALICE.peer_id, NOW)
         assert len(roster.partners(NOW)) == 1
         roster.liveness.missed(ALICE.peer_id, NOW)
     assert len(roster.alive(NOW)) == 1 and roster.partners(NOW) == ()
@@ -126,23 +127,93 @@ def test_a_peer_that_answers_no_offers_is_alive_and_no_partner_for_a_while(roste
     assert len(roster.partners(NOW)) == 1, "it has answered in between"
 
 
-def test_records_of_peers_that_never_answered_make_room_in_a_full_roster(roster, monkeypatch):
-    monkeypatch.setattr(roster_module, "MAX_PEERS", 4)
-    alive, *silent = PEERS[:4]
-    for peer in (alive, *silent):
+def test_a_full_view_takes_callers_and_few_others_and_keeps_news_of_those_it_knows(
+    roster, monkeypatch
+):
+    monkeypatch.setattr(view_module, "PASSIVE", 4)
+    for peer in PEERS[:5]:
         roster.hear(record(peer), NOW)
-    roster.liveness.heard(alive.peer_id, NOW)
-    assert roster.hear(record(PEERS[4]), NOW) is None, "none of them was tried yet"
-    assert roster.hear(record(PEERS[4]), NOW, sender=PEERS[4].peer_id) is not None, "it calls us"
-    assert roster.liveness.due([(silent[1].peer_id, ())], NOW)
-    assert roster.hear(record(PEERS[5]), NOW) is not None
-    assert {alive.peer_id, PEERS[4].peer_id, PEERS[5].peer_id} < set(steps(roster))
+    first, *others = PEERS[:4]
+    assert roster.heard(first.peer_id, NOW)
+    assert roster.hear(record(PEERS[4]), NOW) is not None, "the link has left a place"
+    roster.view._may_renew = 0.0
+    assert roster.hear(record(PEERS[5]), NOW) is None, "others may not replace all that we know"
+    assert roster.hear(record(PEERS[5]), NOW, sender=PEERS[5].peer_id) is not None, "it calls us"
+    assert {first.peer_id, PEERS[5].peer_id} < set(roster.view.active) | set(roster.view.passive)
+    assert roster.hear(record(first, issued=NOW + 1, swarm_step=9), NOW + 1) is not None
+    assert steps(roster, NOW + 1)[first.peer_id] == 9
 
 
-def test_a_full_roster_takes_news_of_known_peers_but_no_new_ones(roster, monkeypatch):
-    monkeypatch.setattr(roster_module, "MAX_PEERS", 4)
-    for peer in PEERS:
+def pulse(identity: Identity = ALICE, issued: float = NOW, run: str = RUN, **fields) -> bytes:
+    values = {"peer_id": identity.peer_id, "phase": Phase.TRAINING, "issued": issued} | fields
+    return write_pulse(Pulse(**values), run, identity)
+
+
+def test_the_newest_figures_hold_whether_a_pulse_or_a_record_brings_them(roster):
+    assert not roster.hear_pulse(pulse(swarm_step=1), NOW, ALICE.peer_id), (
+        "a pulse alone is nothing"
+    )
+    roster.hear(record(swarm_step=2), NOW)
+    roster.hear_pulse(pulse(issued=NOW + 2, swarm_step=4, tokens=7), NOW + 2, ALICE.peer_id)
+    assert steps(roster) == {ALICE.peer_id: 4}
+    roster.hear_pulse(pulse(issued=NOW + 1, swarm_step=3), NOW + 2, ALICE.peer_id)
+    roster.hear(record(issued=NOW + 1, swarm_step=3), NOW + 2)
+    assert steps(roster) == {ALICE.peer_id: 4}, "both are older"
+    assert roster.get(ALICE.peer_id, NOW + 2).report.tokens == 7
+    roster.hear(record(issued=NOW + 3, swarm_step=5), NOW + 3)
+    assert steps(roster) == {ALICE.peer_id: 5}
+    assert roster.hear_pulse(pulse(issued=NOW + 4, phase=Phase.PAUSED), NOW + 4, ALICE.peer_id), (
+        "its phase changes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (pulse(PEERS[1]), "misplaced"),
+        (pulse(run="cd" * 32), "forged"),
+        (pulse(issued=NOW - 601), "expired"),
+        (pulse(issued=NOW + MAX_CLOCK_SKEW + 1), "from-future"),
+        (pulse(held_out_loss=float("inf")), "malformed"),
+        (pulse(phase="asleep"), "malformed"),
+        (pulse(bits=25), "malformed"),
+        (pulse()[:-1], "malformed"),
+        (bytes(1000), "too-large"),
+    ],
+)
+def test_a_bad_pulse_changes_nothing_and_is_counted(data, reason):
+    refusals = Refusals()
+    roster = Roster(ME.peer_id, RUN, refusals=refusals)
+    roster.hear(record(swarm_step=1), NOW - 1)
+    assert not roster.hear_pulse(data, NOW, ALICE.peer_id)
+    assert refusals.counts() == {f"record.{reason}": 1}
+    assert steps(roster) == {ALICE.peer_id: 1}
+
+
+def test_a_link_that_leaves_two_calls_unanswered_is_lost_and_comes_back_when_it_answers(roster):
+    roster.hear(record(life=MAX_LIFE), NOW)
+    assert [info.peer_id for info in roster.due(NOW, (), 9)] == [ALICE.peer_id], "a candidate"
+    assert roster.heard(ALICE.peer_id, NOW) and len(roster.alive(NOW)) == 1
+    now, called = NOW, list[float]()
+    while roster.alive(now):
+        now += 1.0
+        if roster.due(now, (), 9):
+            called.append(now - NOW)
+        roster.failed(ALICE.peer_id, now)
+    assert called == [REFRESH, REFRESH + RETRY] and now == NOW + REFRESH + 2 * RETRY
+    assert roster.heard(ALICE.peer_id, now) and len(roster.alive(now)) == 1
+
+
+def test_a_peer_without_room_for_a_link_is_known_and_not_alive(roster):
+    roster.hear(record(), NOW)
+    assert not roster.heard(ALICE.peer_id, NOW, full=True)
+    assert roster.alive(NOW) == () and len(roster.known(NOW)) == 1
+
+
+def test_a_peer_hands_over_records_of_others_that_are_there(roster):
+    for peer in PEERS[:3]:
         roster.hear(record(peer), NOW)
-    assert set(steps(roster)) == {peer.peer_id for peer in PEERS[:4]}
-    assert roster.hear(record(PEERS[3], issued=NOW + 1, swarm_step=9), NOW + 1) is not None
-    assert steps(roster, NOW + 1)[PEERS[3].peer_id] == 9
+        roster.heard(peer.peer_id, NOW)
+    passed = roster.to_pass(ALICE.peer_id, NOW)
+    assert set(passed) == {record(PEERS[1]), record(PEERS[2])}
+    assert roster.to_pass(ALICE.peer_id, NOW + 60) == [], "expired"

@@ -53,7 +53,7 @@ def test_the_same_bytes_are_verified_and_counted_once_however_often_the_dht_tell
 
 
 def test_a_flood_of_refusals_keeps_a_bounded_memory(monkeypatch):
-    monkeypatch.setattr("lowcomm_protocol.peers.roster.MAX_PEERS", 5)
+    monkeypatch.setattr("lowcomm_protocol.peers.roster.MAX_DIGESTS", 10)
     refusals = Refusals()
     roster = hostile.Roster(hostile.ME.peer_id, hostile.RUN, None, refusals)
     for number in range(50):

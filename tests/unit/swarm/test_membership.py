@@ -23,7 +23,8 @@ from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm import membership as membership_module
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.membership import Membership, OwnRecord
+from lowcomm_node.swarm.membership import Membership
+from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_protocol.errors import Reason, Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -246,7 +247,7 @@ async def test_a_node_whose_clock_was_set_back_goes_on_after_its_last_record(
     assert await ada.discovery.publish(peers_key(parties.run.run_id), ADA.peer_id, data, 20)
     assert bob.roster.hear(data, time()) is not None
     await ada.look()
-    assert (await ada.call(bob, ada.membership._introduction()))[0] is grpc.StatusCode.OK
+    assert (await ada.call(bob, ada.membership._introduction(BOB.peer_id)))[0] is grpc.StatusCode.OK
     assert bob.knows() == {ADA.peer_id}, "believed again at once"
 
 
@@ -289,7 +290,7 @@ async def test_a_nodes_own_records_are_never_taken_for_those_of_another_process(
         identity=ADA, run_id=run_of("open").run_id, certificate=bytes(32), addresses=(),
         progress=lambda: (0, 0, 0.0),
     )  # fmt: skip
-    assert not any(own.follow(own.sign(60, (), b""), False) for _ in range(50))
+    assert not any(own.follow(own.record(60, (), b"", renews=True), False) for _ in range(50))
 
 
 async def test_a_node_whose_clock_was_ahead_for_a_moment_is_believed_at_once(
@@ -316,7 +317,7 @@ async def test_a_run_is_over_when_all_that_are_there_have_finished_it(parties: P
                 expires=issued + 30, swarm_step=swarm_step,
             )  # fmt: skip
             ada.roster.hear(write_record(info, peer), now)
-            ada.roster.liveness.heard(peer.peer_id, now)
+            ada.roster.heard(peer.peer_id, now)
         served = ada.membership.finished(lambda swarm_step: swarm_step >= steps)
         return None if served is None else len(served)
 
