@@ -20,7 +20,7 @@ from cachetools import TTLCache
 
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.hivemind import Discovery
-from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, peers_key
+from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, peers_key, shard_key
 from lowcomm_node.errors import NodeError
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.quota import prefixes_of
@@ -29,6 +29,7 @@ from lowcomm_node.system.tasks import Enduring
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record
+from lowcomm_protocol.peers.shards import SwarmSize
 from lowcomm_protocol.spec.amendments import newest
 from lowcomm_protocol.spec.run import SignedRun, read_signed_run
 
@@ -84,6 +85,8 @@ class BootstrapServer:
         self._looked_at: float | None = None
         """Time of the end of the last look; None before it serves."""
         self._peers: dict[str, int] = {}
+        self._sizes: dict[str, SwarmSize] = {}
+        """By run."""
         self._probed: TTLCache[str, bool] = TTLCache(MAX_PROBED, PROBE_EVERY, timer=monotonic)
         """Runs whose peers were called recently."""
         self._refused: set[str] = set()
@@ -186,9 +189,9 @@ class BootstrapServer:
     async def _count(self) -> None:
         counts: dict[str, int] = {}
         for run in self._registry.runs():
-            key = peers_key(run.run_id)
-            records = await self._discovery.lookup(key)
-            count = counts[run.run_id] = len(records)
+            key, size = peers_key(run.run_id), self._sizes.setdefault(run.run_id, SwarmSize())
+            records = await self._sample(run.run_id, size)
+            count = counts[run.run_id] = max(len(records), size.peers)
             await self._probe(run.run_id, records)
             if run.run_id not in self._registry.kept:
                 continue  # it gave way to another one meanwhile
@@ -197,14 +200,27 @@ class BootstrapServer:
             self._registry.saw(run.run_id, len(proved))
             await self._look_for_end(run, records, proved)
             if self._page is not None:
-                self._page.saw(run, records, proved)
+                self._page.saw(run, records, proved, size.peers if size.shards else 0)
             if count != self._peers.get(run.run_id, 0):
                 self._tell_of(run, "run.peers", peers=count)
         self._peers = counts
+        self._sizes = {run_id: self._sizes[run_id] for run_id in counts}
         if self._page is not None:
             self._page.looked(set(counts))
         for run in self._registry.expire():
             self._tell_of(run, "run.left", reason="no peer of it has answered for a day")
+
+    async def _sample(self, run_id: str, size: SwarmSize) -> dict[str, bytes]:
+        """The records of a run at the door, and of a random shard where it has only a sample."""
+        records = await self._discovery.lookup(peers_key(run_id))
+        if not size.bits:
+            size.count(len(records), own=True)
+        if size.bits:
+            key = shard_key(run_id, size.bits, random.randrange(1 << size.bits))
+            shard = await self._discovery.lookup(key)
+            size.count(len(shard), own=True)
+            records |= shard
+        return records
 
     async def _look_for_end(
         self, run: SignedRun, records: Mapping[str, bytes], proved: Set[str]

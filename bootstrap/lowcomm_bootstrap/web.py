@@ -61,13 +61,19 @@ class ObservedSwarm:
     run: SignedRun
     peers: dict[str, PeerInfo] = field(default_factory=dict)
     proved: Set[str] = frozenset()
+    about: int = 0
+    """About how many peers there are, where ``peers`` is a sample; 0: it has all."""
     _records: dict[str, bytes] = field(default_factory=dict)
     _exchanges: deque[tuple[float, int]] = field(default_factory=deque)
     """Times at which peers reported more exchanges, and how many more."""
     _since: float | None = None
 
-    def saw(self, records: Mapping[str, bytes], proved: Set[str], now: float) -> None:
-        """Take in the records of its peers at a Unix time."""
+    def saw(
+        self, records: Mapping[str, bytes], proved: Set[str], now: float, about: int = 0
+    ) -> None:
+        """Take in the records of its peers at a Unix time; ``about``: how many peers there are,
+        where these are a sample."""
+        self.about = about
         peers: dict[str, PeerInfo] = {}
         more = 0
         for peer in sorted(records, key=lambda peer: peer not in proved)[:MOST_PEERS]:
@@ -106,7 +112,7 @@ class ObservedSwarm:
         written = [peer for peer in leaders if peer.report.sample]
         # A proved peer first: anybody can sign any words.
         written.sort(key=lambda peer: (peer.peer_id not in self.proved, -peer.report.sample_step))
-        left = None
+        left, scale = None, max(1.0, self.about / max(1, len(peers)))
         if rates:
             left = max(0, spec.run.steps - step) * spec.tokens_per_step / median_low(rates)
         return {
@@ -120,14 +126,15 @@ class ObservedSwarm:
             "steps": spec.run.steps,
             "swarm_step": step,
             "seconds_left": left,
-            "peers": len(peers),
+            "peers": round(scale * len(peers)),
+            "sampled": len(peers) if self.about else 0,
             "proved": len(self.proved),
-            "training": len(training),
-            "tokens": sum(peer.report.tokens for peer in peers),
-            "tokens_per_second": sum(peer.tokens_per_second for peer in training),
+            "training": round(scale * len(training)),
+            "tokens": round(scale * sum(peer.report.tokens for peer in peers)),
+            "tokens_per_second": scale * sum(peer.tokens_per_second for peer in training),
             "held_out_loss": median_low(losses) if losses else None,
             "held_out_loss_of": len(losses),
-            "exchanges_per_minute": self.exchanges_a_minute(now),
+            "exchanges_per_minute": scale * self.exchanges_a_minute(now),
             "samples": [
                 {
                     "peer": peer.peer_id,
@@ -291,10 +298,12 @@ class SwarmPage:
         """Number of renderings."""
         self._show(time())
 
-    def saw(self, run: SignedRun, records: Mapping[str, bytes], proved: Set[str]) -> None:
-        """Take in what a look has found of a run."""
+    def saw(
+        self, run: SignedRun, records: Mapping[str, bytes], proved: Set[str], about: int = 0
+    ) -> None:
+        """Take in what a look has found of a run, as `ObservedSwarm.saw`."""
         swarm = self._swarms.setdefault(run.run_id, ObservedSwarm(run))
-        swarm.saw(records, proved, time())
+        swarm.saw(records, proved, time(), about)
 
     def looked(self, run_ids: Set[str]) -> None:
         """A look is over; these runs are kept."""

@@ -40,13 +40,18 @@ function lead(view) {
   return `${doing}. Together they gave ${count.format(view.tokens)} tokens.`;
 }
 
+function peersOf(view) {
+  if (!view.sampled) return `${view.peers}, ${view.proved} proved`;
+  return `about ${plainCount.format(view.peers)}; figures are of ${view.sampled}`;
+}
+
 function figures(view) {
   const claimed = view.held_out_loss_of === 1;
   return [
     ["held-out loss", plain(view.held_out_loss), claimed],
     ["tokens a second", count.format(view.tokens_per_second), view.training === 1],
     ["exchanges a minute", plain(view.exchanges_per_minute, 1)],
-    ["peers", `${view.peers}, ${view.proved} proved`],
+    ["peers", peersOf(view)],
   ];
 }
 

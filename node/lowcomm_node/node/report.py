@@ -121,6 +121,8 @@ def report(state: NodeState) -> Status:
         releases=_releases(membership) if membership else {},
         claims=_claims(membership) if membership else None,
         silent_peers=membership.count_silent() if membership else 0,
+        swarm_peers=membership.about[0] if membership else 0,
+        shards=membership.about[1] if membership else 0,
         dht_peers=membership.dht_peers if membership else 0,
         checkpoint=board.checkpoint,
         addresses=tuple(membership.own.addresses) if membership else (),

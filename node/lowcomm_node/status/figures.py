@@ -48,6 +48,8 @@ def figures(status: Status) -> Iterator[Figure]:
     yield from _of_text(status.text)
     peers = {"alive": status.peers, "silent": status.silent_peers}
     yield Figure("lowcomm_peers", "Other peers of the run.", peers, "state")
+    about = status.swarm_peers
+    yield Figure("lowcomm_swarm_peers", "Other peers of the run, about.", about)
     yield Figure("lowcomm_dht_peers", "Peers of the DHT that are known.", status.dht_peers)
     text, label = "Of exchanges and states.", "direction"
     contents = {"sent": status.bytes_sent, "received": status.bytes_received}

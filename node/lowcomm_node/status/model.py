@@ -263,6 +263,10 @@ class Status:
     """Claims of these peers about the swarm, which nobody can check; null without any."""
     silent_peers: int = 0
     """Peers that have a record and do not answer."""
+    swarm_peers: int = 0
+    """About how many other peers there are, by the number of records in some shards."""
+    shards: int = 0
+    """Number of these shards; 0: the node knows each peer."""
     dht_peers: int
     checkpoint: CheckpointStatus | None
     """The newest; null if there is none yet."""

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.status.model import Status, SwarmStatus
-from lowcomm_node.status.words import text_in_words
+from lowcomm_node.status.words import peers_in_words, text_in_words
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.units import (
     MISSING,
@@ -193,9 +193,9 @@ def _counts(status: Status) -> Text:
 
 
 def _peers(status: Status) -> Text:
-    silent = status.silent_peers
+    silent = 0 if status.shards else status.silent_peers
     return _line(
-        f"{status.peers} {'peer' if status.peers == 1 else 'peers'}",
+        peers_in_words(status),
         (f"   {silent} more {'does' if silent == 1 else 'do'} not answer" if silent else "", "dim"),
         f"   ↑ {size(status.bytes_sent)}   ↓ {size(status.bytes_received)}",
     )

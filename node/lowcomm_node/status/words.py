@@ -68,6 +68,14 @@ def event_in_words(event: Event) -> str | None:
     return clean(line)
 
 
+def peers_in_words(status: Status, which: str = "") -> str:
+    """The number of other peers, or about how many where the node knows but a part of them."""
+    if status.shards:
+        shards = f"{status.shards} {'shard' if status.shards == 1 else 'shards'}"
+        return f"about {status.swarm_peers:,} {which}peers (from {shards})"
+    return f"{status.peers} {which}{'peer' if status.peers == 1 else 'peers'}"
+
+
 def progress_in_words(status: Status) -> str:
     """The progress of a node that trains."""
     trainer, exchanges = status.trainer, status.exchanges
@@ -76,7 +84,7 @@ def progress_in_words(status: Status) -> str:
         f"loss {loss(trainer.loss)}",
         f"{quantity(trainer.tokens_per_second)} tokens/s",
         f"{exchanges.completed} exchanges, {size(status.bytes_sent)} sent",
-        f"{status.peers} other {'peer' if status.peers == 1 else 'peers'}",
+        peers_in_words(status, "other "),
     )
     return clean(", ".join(parts) + (f"; {status.waiting}" if status.waiting else ""))
 

@@ -20,7 +20,7 @@ from lowcomm_node.net.peer_channel import OTHER_CERTIFICATE
 from lowcomm_node.net.targets import places_of
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.own_record import RENEWALS, OwnRecord
+from lowcomm_node.swarm.own_record import OwnRecord, renewal_pause
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.tasks import Tasks, endure, repeat
 from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What, in_words
@@ -176,7 +176,9 @@ class Membership:
             return look_pause(poll, life, 1 + len(roster.known(time())))
 
         await asyncio.gather(
-            repeated("our record is not published", self.publish, lambda: life / RENEWALS),
+            repeated(
+                "our record is not published", partial(self.publish, True), self._renewal_pause
+            ),
             repeated("no look for other peers", self.look, until_look),
             repeated("no probe of other peers", self._probe, lambda: PROBE_EVERY),
             repeated(
@@ -456,4 +458,8 @@ class Membership:
 
     def _record(self, renews: bool = False) -> bytes:
         life, claim = self.settings.record_life, self.run_admission.claim
-        return self.own.record(life, self.entry_points, claim, renews)
+        pause = 0.0 if renews else self._renewal_pause()
+        return self.own.record(life, self.entry_points, claim, pause)
+
+    def _renewal_pause(self) -> float:
+        return renewal_pause(self.settings.record_life, len(self.roster.view.active))

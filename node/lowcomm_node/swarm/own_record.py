@@ -19,7 +19,15 @@ from lowcomm_protocol.peers.records import (
 )
 
 RENEWALS = 3
-"""Records signed in the life of one."""
+"""Records signed in the life of one, at least."""
+FIRST_RENEWAL, OF_PEER = 10.0, 2.0
+"""Seconds from one record to the next among few peers, and for each of more: small swarms see fresh
+figures, and keepers of a shard have the same to do in any."""
+
+
+def renewal_pause(life: float, peers: int) -> float:
+    """Seconds from one record that is valid for ``life`` seconds to the next, among ``peers``."""
+    return min(life / RENEWALS, max(FIRST_RENEWAL, OF_PEER * peers))
 
 
 @dataclass(kw_only=True)
@@ -59,12 +67,11 @@ class OwnRecord:
         return False
 
     def record(
-        self, life: float, entry_points: tuple[str, ...], claim: bytes, renews: bool = False
+        self, life: float, entry_points: tuple[str, ...], claim: bytes, pause: float = 0.0
     ) -> bytes:
         """Our SignedRecord, serialized, which is valid for ``life`` seconds from its issue.
 
-        It is signed again when what lasts changes, a third of its life has passed, or it
-        ``renews``.
+        It is signed again when what lasts changes, or ``pause`` seconds have passed.
         """
         swarm_step, steps, speed = self.progress()
         now, report = time(), self.report()
@@ -85,10 +92,9 @@ class OwnRecord:
             reading=self.reading(),
             report=report,
         )
-        if self._signed is not None and not renews:
+        if self._signed is not None:
             before, data = self._signed
-            is_fresh = 0 <= now + 1.0 - before.issued < life / RENEWALS
-            if is_fresh and _lasting(before) == _lasting(info):
+            if 0 <= now - before.issued < pause and _lasting(before) == _lasting(info):
                 return data
         # The later of two records wins, so none is issued before the last, unless the clock was
         # ahead when that was issued.

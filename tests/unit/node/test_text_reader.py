@@ -75,7 +75,7 @@ class ReadingNode:
     def count(self, *phases: Phase) -> int:
         return len(self.others)
 
-    async def publish(self) -> None: ...
+    async def publish(self, renews: bool = False) -> None: ...
 
     async def ask(self, request: AddText | ReadAgain) -> None:
         if isinstance(request, ReadAgain):

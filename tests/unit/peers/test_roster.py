@@ -131,12 +131,12 @@ def test_a_full_view_takes_callers_and_few_others_and_keeps_news_of_those_it_kno
     roster, monkeypatch
 ):
     monkeypatch.setattr(view_module, "PASSIVE", 4)
-    for peer in PEERS[:5]:
-        roster.hear(record(peer), NOW)
-    first, *others = PEERS[:4]
+    first = PEERS[0]
+    roster.hear(record(first), NOW)
     assert roster.heard(first.peer_id, NOW)
-    assert roster.hear(record(PEERS[4]), NOW) is not None, "the link has left a place"
-    roster.view._may_renew = 0.0
+    for peer in PEERS[1:5]:
+        assert roster.hear(record(peer), NOW) is not None
+    roster.view._may_renew, roster.view._counted = 0.0, NOW
     assert roster.hear(record(PEERS[5]), NOW) is None, "others may not replace all that we know"
     assert roster.hear(record(PEERS[5]), NOW, sender=PEERS[5].peer_id) is not None, "it calls us"
     assert {first.peer_id, PEERS[5].peer_id} < set(roster.view.active) | set(roster.view.passive)
@@ -150,9 +150,7 @@ def pulse(identity: Identity = ALICE, issued: float = NOW, run: str = RUN, **fie
 
 
 def test_the_newest_figures_hold_whether_a_pulse_or_a_record_brings_them(roster):
-    assert not roster.hear_pulse(pulse(swarm_step=1), NOW, ALICE.peer_id), (
-        "a pulse alone is nothing"
-    )
+    assert not roster.hear_pulse(pulse(swarm_step=1), NOW, ALICE.peer_id), "no record"
     roster.hear(record(swarm_step=2), NOW)
     roster.hear_pulse(pulse(issued=NOW + 2, swarm_step=4, tokens=7), NOW + 2, ALICE.peer_id)
     assert steps(roster) == {ALICE.peer_id: 4}
@@ -171,9 +169,9 @@ def test_the_newest_figures_hold_whether_a_pulse_or_a_record_brings_them(roster)
     ("data", "reason"),
     [
         (pulse(PEERS[1]), "misplaced"),
-        (pulse(run="cd" * 32), "forged"),
+        (pulse(run="cd" * 32), "bad-signature"),
         (pulse(issued=NOW - 601), "expired"),
-        (pulse(issued=NOW + MAX_CLOCK_SKEW + 1), "from-future"),
+        (pulse(issued=NOW + MAX_CLOCK_SKEW + 1), "from-the-future"),
         (pulse(held_out_loss=float("inf")), "malformed"),
         (pulse(phase="asleep"), "malformed"),
         (pulse(bits=25), "malformed"),
@@ -199,7 +197,6 @@ def test_a_link_that_leaves_two_calls_unanswered_is_lost_and_comes_back_when_it_
         now += 1.0
         if roster.due(now, (), 9):
             called.append(now - NOW)
-        roster.failed(ALICE.peer_id, now)
     assert called == [REFRESH, REFRESH + RETRY] and now == NOW + REFRESH + 2 * RETRY
     assert roster.heard(ALICE.peer_id, now) and len(roster.alive(now)) == 1
 

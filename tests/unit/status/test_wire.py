@@ -25,7 +25,8 @@ KEYS: dict[type, str] = {
         peer_id release pid phase joined waiting waiting_code unchanged leaving uptime bytes_sent
         bytes_received
         peers
-        silent_peers dht_peers addresses entry_points tunnels refusals warnings warning_codes
+        silent_peers swarm_peers shards dht_peers addresses entry_points tunnels refusals
+        warnings warning_codes
         run run.name run.description run.run_id run.fingerprint run.method run.creator run.steps
         run.amendments
         run.amendments.number run.amendments.at run.amendments.settings run.amendments.text

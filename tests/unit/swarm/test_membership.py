@@ -290,7 +290,7 @@ async def test_a_nodes_own_records_are_never_taken_for_those_of_another_process(
         identity=ADA, run_id=run_of("open").run_id, certificate=bytes(32), addresses=(),
         progress=lambda: (0, 0, 0.0),
     )  # fmt: skip
-    assert not any(own.follow(own.record(60, (), b"", renews=True), False) for _ in range(50))
+    assert not any(own.follow(own.record(60, (), b""), False) for _ in range(50))
 
 
 async def test_a_node_whose_clock_was_ahead_for_a_moment_is_believed_at_once(
@@ -298,7 +298,7 @@ async def test_a_node_whose_clock_was_ahead_for_a_moment_is_believed_at_once(
 ) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     with monkeypatch.context() as patch:
-        patch.setattr("lowcomm_node.swarm.membership.time", lambda: time() + 3600)
+        patch.setattr("lowcomm_node.swarm.own_record.time", lambda: time() + 3600)
         assert bob.roster.hear(ada.membership._record(), time()) is None
     assert bob.roster.hear(ada.membership._record(), time()) is not None
 

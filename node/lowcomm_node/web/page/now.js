@@ -18,13 +18,18 @@ export function signOf(now) {
   return ["finished", words[now.phase] ?? clean(now.phase)];
 }
 
+function peersOf(now) {
+  if (!now.shards) return `${now.peers} other ${now.peers === 1 ? "peer" : "peers"}`;
+  return `about ${now.swarm_peers.toLocaleString("en")} other peers (from ${now.shards} shards)`;
+}
+
 export function reasonOf(now) {
   const text = clean(now.waiting ?? "");
   if (text) return text[0].toUpperCase() + text.slice(1);
   if (now.phase !== "training") return "";
   const ago = now.exchanges.since_applied;
   const last = ago === null ? "no exchange yet" : `the last exchange was ${span(ago)} ago`;
-  return `With ${now.peers} other ${now.peers === 1 ? "peer" : "peers"}; ${last}`;
+  return `With ${peersOf(now)}; ${last}`;
 }
 
 export function doneOf(trainer) {

@@ -52,7 +52,7 @@ function text(element, content) {
 // What all-reduce of fp32 gradients would have sent in a ring, at every step of this node. Steps
 // and bytes are both those of the samples.
 function showSaved(now) {
-  const peers = now.peers + 1;
+  const peers = Math.max(now.peers, now.swarm_peers) + 1;
   const known = samples.filter((one) => one.steps !== null);
   const steps = known.length ? known.at(-1).steps - known[0].steps : 0;
   const inRing = 2 * 4 * (now.trainer.parameters ?? 0) * steps * ((peers - 1) / peers);
