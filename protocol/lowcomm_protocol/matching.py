@@ -211,6 +211,11 @@ def wins_crossing(me: str, other: str) -> bool:
     return me < other
 
 
+def lot(where: str, peer: str) -> bytes:
+    """What a peer has drawn somewhere: all see the same."""
+    return sha256(f"{where}/{peer}".encode()).digest()
+
+
 def order(seed: int, fragment: int, number: int, peers: Iterable[str]) -> list[str]:
     """The permutation number ``number`` of ``peers`` for one fragment, the same at every peer."""
     prefix = f"{seed}/{fragment}/{number}/".encode()

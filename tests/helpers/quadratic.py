@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
+from heapq import nlargest
 from itertools import count
 from math import inf
 from random import Random
@@ -21,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from helpers.volunteers import HomeNetwork, stay, uplink
+from helpers.gossip import ROUND, Gossip, Member
+from helpers.volunteers import HomeNetwork, can_meet, stay, uplink
 from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_node.simulation.swarm import RECORD_LIFETIME
@@ -150,12 +152,36 @@ class Known:
         return 0.0
 
 
+class Linked(Known):
+    """What one peer may look up that knows others by its view."""
+
+    def __init__(self, records: Records, member: Member) -> None:
+        super().__init__(records, member.name)
+        self._member, self._view = member, member.view
+        self._furthest: tuple[float, list[tuple[int, str]]] = (-ROUND, [])
+
+    def partners(self) -> list[str]:
+        return list(self._view.active)
+
+    def training(self) -> list[tuple[str, int]]:
+        steps = self._records.steps  # as their pulses say
+        return [(peer, steps[peer]) for peer in self._view.active if peer in steps]
+
+    def furthest(self, but: str) -> int:
+        at, two = self._furthest
+        if self._member.now - at >= ROUND:
+            two = nlargest(2, [(step, peer) for peer, step in self.training()])
+            self._furthest = self._member.now, two
+        return next((step for step, peer in two if peer != but), 0)
+
+
 class QuadraticPeer(PeerDriver):
     """One peer, which trains from ``began`` until the swarm ends."""
 
     def __init__(self, swarm: "Swarm", name: str, began: float) -> None:
-        machine = Peer(name, swarm.spec, RUN_ID, Known(swarm.records, name))
-        super().__init__(swarm.network, machine)
+        self.member = Member(swarm.gossip, name) if swarm.gossip else None
+        known = Linked(swarm.records, self.member) if self.member else Known(swarm.records, name)
+        super().__init__(swarm.network, Peer(name, swarm.spec, RUN_ID, known))
         self.swarm = swarm
         self.began = began
         self.weights = Weights(f"{swarm.spec.run.seed}/{name}")
@@ -253,9 +279,16 @@ class QuadraticPeer(PeerDriver):
         assert self.machine.kind is not None
         return DRIVERS[self.machine.kind.name](self, one)
 
+    def heard(self, peer: str) -> None:
+        """See PeerDriver."""
+        if self.member is not None:
+            self.member.heard[peer] = self.network.now
+
     def on_effect(self, effect: events.Effect) -> None:
         """See PeerDriver."""
         self.swarm.effects[type(effect).__name__] += 1
+        if isinstance(effect, events.Unanswered) and self.member is not None:
+            self.member.on_silent(effect.peer)
         if isinstance(effect, events.Over):
             self.swarm.story.append((self.network.now, self.name, effect.outcome, effect.reason))
             self._wait_for_due()
@@ -274,6 +307,12 @@ class Numbers(SimulatedExchange):
         self.steps = 0
         """Inner steps at the capture."""
         self.captured_theta = self.sent = np.empty(0, np.float32)
+
+    def carry_out(self, effect: events.Effect) -> None:
+        """See SimulatedExchange."""
+        if isinstance(effect, events.Dial):
+            self.peer.swarm.effects["Dial"] += 1
+        super().carry_out(effect)
 
     def capture(self, members: tuple[str, ...]) -> None:
         self.peer.at_boundary(self._capture)
@@ -430,6 +469,8 @@ class Swarm:
     """Peers that go in an hour, and as many that come, in those that there are."""
     homes: bool = False
     """Whether peers have the lines and NATs of volunteers."""
+    views: bool = False
+    """Whether peers know each other by their views, or each knows all."""
     effects: Counter[str] = field(default_factory=Counter[str])
     """Effects that are only to be known, by name."""
     story: list[tuple[float, str, events.Outcome, str]] = field(default_factory=list)
@@ -439,6 +480,8 @@ class Swarm:
         seed = self.spec.run.seed
         self.records = Records()
         self.network = (HomeNetwork if self.homes else Network)(seed, self.conditions)
+        reaches = can_meet if self.homes else lambda one, other: True
+        self.gossip = Gossip(self.network, self.count, reaches) if self.views else None
         self._random = Random(f"swarm:{seed}")
         self._coming = count(self.count)
         self.peers: list[QuadraticPeer] = []
@@ -457,12 +500,17 @@ class Swarm:
         self.network.peers[name] = peer
         others = [other for other in self.peers if other.machine.open]
         self.network.at(began, peer.start, self._random.choice(others) if others else None)
+        if self.gossip is not None and peer.member is not None:
+            number = int(name.removeprefix("peer-"))
+            self.gossip.join(peer.member, (f"10.{number >> 8}.{number & 255}.0/24",))
         if began + stays < self.seconds:
             self.network.at(began + stays, self._replace, peer)
 
     def _replace(self, peer: QuadraticPeer) -> None:
         dies = self._random.random() < 0.5
         peer.leave(dies=dies)
+        if self.gossip is not None:
+            self.gossip.remove(peer.name, dies=dies)
         self.peers.remove(peer)
         del self.network.peers[peer.name]
         if dies:
@@ -486,6 +534,8 @@ class Swarm:
     def _close(self) -> None:
         for peer in self.peers:
             peer.stimulate(events.Closed())
+            if self.gossip is not None:
+                del self.gossip.members[peer.name]
 
     @property
     def outcomes(self) -> Counter[events.Outcome]:

@@ -62,6 +62,11 @@ def way(one: str, other: str) -> str:
     return "none" if lot("relay", one, other) < WITHOUT_RELAY else "relay"
 
 
+def can_meet(one: str, other: str) -> bool:
+    """Whether two peers, in order of their names, connect at all."""
+    return way(one, other) != "none"
+
+
 class HomeNetwork(Network):
     """A network of such lines, in which some pairs meet through a relay, and some not at all."""
 

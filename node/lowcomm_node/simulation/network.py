@@ -80,8 +80,12 @@ class Network:
     def run(self) -> None:
         """Until nothing is left to happen."""
         while self._queue:
-            self.now, _, action, arguments = heapq.heappop(self._queue)
-            action(*arguments)
+            self.step()
+
+    def step(self) -> None:
+        """Let the next thing happen."""
+        self.now, _, action, arguments = heapq.heappop(self._queue)
+        action(*arguments)
 
     def open(self, caller: str, callee: str) -> SimulatedStream:
         """A stream between two peers; nobody else may be there to answer."""

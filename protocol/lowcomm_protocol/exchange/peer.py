@@ -18,7 +18,7 @@ from lowcomm_protocol.exchange.events import Cause, Effect, Outcome, PeerEvent, 
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.position import Drift, OwnLine, Position, RecentPartners
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.matching import Offer, Refusal, candidates, consider, wins_crossing
+from lowcomm_protocol.matching import Offer, Refusal, candidates, consider, lot, wins_crossing
 from lowcomm_protocol.peers.trust import Trust
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -335,18 +335,14 @@ class Peer:
                 peer, one.waiting = one.waiting.peer, None
                 self._tell(one, events.WentAway(peer=peer))
 
-    def _may_wait(self, one: Underway, peer: str) -> bool:
-        """Whether a call may wait for the answer to ours: only that of whom we would meet first.
-
-        First candidates are mutual where peers know the same swarm, so no ring of them waits for
-        each other there; elsewhere the end of gathering ends it.
-        """
-        return (
-            not one.kind.all_call
-            and one.machine.stage is Stage.GATHERING
-            and one.waiting is None
-            and peer == next(iter(one.machine.candidates), None)
-        )
+    def _may_wait(self, one: Underway, call: events.Called) -> bool:
+        """Whether a call may wait for the answer to ours: that of whom we would meet first, and of
+        a peer that lots put behind us. So no ring of peers waits for each other."""
+        if one.kind.all_call or one.machine.stage is not Stage.GATHERING or one.waiting is not None:
+            return False
+        where, peer = f"{call.offer.fragment}/{call.offer.round}", call.peer
+        is_first = peer == next(iter(one.machine.candidates), None)
+        return is_first or lot(where, self.me) < lot(where, peer)
 
     def _consider(self, call: events.Called) -> Refusal | None:
         peer, theirs = call.peer, call.offer
@@ -361,7 +357,7 @@ class Peer:
         # One that is unknown is refused.
         fragment = theirs.fragment if theirs.fragment < len(schedule) else 0
         ours, longest = self._offer(fragment, theirs.round), self.budget.deadlines.longest
-        takes_it = one is None or one.machine.has_room_for(peer) or self._may_wait(one, peer)
+        takes_it = one is None or one.machine.has_room_for(peer) or self._may_wait(one, call)
         # A peer that waits for this very one takes part, however few steps ago it merged.
         least = 0 if one else schedule.least_steps(fragment, self.spec.sync.min_steps)
         hindrances = (

@@ -18,7 +18,7 @@ from the DHT, whatever others hand over (Heilman et al. 2015; Bortnikov et al. 2
 time is an argument.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -29,7 +29,7 @@ ACTIVE = 48
 SLACK = 16
 """Links beyond these that others may ask for."""
 PASSIVE = 208
-RENEWED = PASSIVE // 4 / 60.0
+RENEWED = PASSIVE / 16 / 60.0
 """Passive peers a second that others may replace in a full view."""
 SHUFFLED = 6
 """Records that one side of a call hands over."""
@@ -63,10 +63,12 @@ class View:
         """In the order in which they give way."""
         self._seed = seed
         self._turn = 0
-        self._links = Counter[str]()
+        self._links: dict[str, int] = {}
         """Links by place."""
-        self._known = Counter[str]()
+        self._known: dict[str, int] = {}
         """Passive peers by place."""
+        self._places: dict[str, int] = {}
+        """Both."""
         self._may_renew, self._counted = float(PASSIVE), -inf
         self._displaced = -inf
 
@@ -91,10 +93,10 @@ class View:
         ``listed``: whether the DHT lists it, or it called us; ``called``: whether it did, so that
         we must know it.
         """
-        if (known := self.active.get(peer)) is not None:
-            self.active[peer] = replace(known, listed=known.listed or listed)
-        elif (known := self.passive.get(peer)) is not None:
-            self.passive[peer] = replace(known, listed=known.listed or listed)
+        kept = self.active if peer in self.active else self.passive
+        if (known := kept.get(peer)) is not None:
+            if listed and not known.listed:
+                kept[peer] = replace(known, listed=True)
         else:
             if len(self.passive) >= PASSIVE:
                 if not called and not self._may_replace(now):
@@ -115,7 +117,7 @@ class View:
     def crowd(self, peer: str) -> int:
         """Links to the places of a passive peer: candidates with fewer come first."""
         known = self.passive.get(peer)
-        return max((self._links[place] for place in known.places), default=0) if known else 0
+        return max((self._links.get(place, 0) for place in known.places), default=0) if known else 0
 
     def link(self, peer: str, now: float, asked: bool = False) -> bool:
         """Make a peer of the view active. Returns whether it is.
@@ -135,14 +137,14 @@ class View:
             self.unlink(displaced)
         self.forget(peer)
         self.active[peer] = replace(known, since=now)
-        self._links.update(known.places)
+        self._count(self._links, known.places, 1)
         return True
 
     def unlink(self, peer: str, failed: bool = False) -> None:
         """Make an active peer passive; one that has ``failed`` gives way first."""
         known = self.active.pop(peer, None)
         if known is not None:
-            self._links.subtract(known.places)
+            self._count(self._links, known.places, -1)
             self._add_passive(peer, known)
             while len(self.passive) > PASSIVE:
                 self.forget(next(iter(self.passive)))
@@ -151,25 +153,33 @@ class View:
 
     def forget(self, peer: str) -> None:
         """Remove a peer from the view."""
-        known = self.active.pop(peer, None)
-        if known is not None:
-            self._links.subtract(known.places)
-        known = self.passive.pop(peer, None)
-        if known is not None:
-            self._known.subtract(known.places)
-            for place in known.places:
-                if not self._known[place]:
-                    del self._known[place]
+        for kept, counts in ((self.active, self._links), (self.passive, self._known)):
+            if (known := kept.pop(peer, None)) is not None:
+                self._count(counts, known.places, -1)
 
     def sample(self, but: str) -> list[str]:
         """Active peers to hand over to another one."""
-        return sorted((peer for peer in self.active if peer != but), key=self._lots())[:SHUFFLED]
+        peers, lot = list(self.active), int.from_bytes(self._lots()(""))
+        count = min(SHUFFLED + 1, len(peers))
+        for place in range(count):  # the beginning of a permutation
+            lot, other = divmod(lot, len(peers) - place)
+            peers[place], peers[place + other] = peers[place + other], peers[place]
+        return [peer for peer in peers[:count] if peer != but][:SHUFFLED]
 
     # rules
 
     def _add_passive(self, peer: str, known: Neighbour) -> None:
         self.passive[peer] = known
-        self._known.update(known.places)
+        self._count(self._known, known.places, 1)
+
+    def _count(self, counts: dict[str, int], places: Sequence[str], change: int) -> None:
+        for place in places:
+            for counted in (counts, self._places):
+                number = counted.get(place, 0) + change
+                if number:
+                    counted[place] = number
+                else:
+                    del counted[place]
 
     def _may_replace(self, now: float) -> bool:
         """Whether one more passive peer may be replaced now; counts it."""
@@ -182,17 +192,20 @@ class View:
 
     def _most_crowded(self) -> str:
         """The oldest passive peer of the place that has most of them."""
-
-        def crowd(peer: str) -> int:
-            return max((self._known[place] for place in self.passive[peer].places), default=0)
-
-        return max(self.passive, key=crowd)
+        most = max(self._known.values(), default=0)
+        if most <= 1:
+            return next(iter(self.passive))
+        return next(
+            peer
+            for peer, known in self.passive.items()
+            if any(self._known[place] == most for place in known.places)
+        )
 
     def _is_crowded(self, places: Sequence[str]) -> bool:
         """Whether one of these places has its share of our links."""
-        share = ceil(ACTIVE / max(1, len(self._known.keys() | +self._links)))
+        share = ceil(ACTIVE / max(1, len(self._places)))
         return any(
-            self._links[place] >= max(OF_PLACE if "/" in place else OF_RELAY, share)
+            self._links.get(place, 0) >= max(OF_PLACE if "/" in place else OF_RELAY, share)
             for place in places
         )
 
@@ -207,7 +220,9 @@ class View:
         younger, lots = list(self.active)[len(self.active) // 2 :], self._lots()
 
         def strength(peer: str) -> tuple[int, bytes]:
-            crowd = max((self._links[place] for place in self.active[peer].places), default=0)
+            crowd = max(
+                (self._links.get(place, 0) for place in self.active[peer].places), default=0
+            )
             return -crowd, lots(peer)
 
         return min(younger, key=strength, default=None)
