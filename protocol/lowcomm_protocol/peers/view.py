@@ -127,10 +127,11 @@ class View:
         if peer in self.active:
             return True
         known = self.passive.get(peer)
-        if known is None or (self.is_partial and self._is_crowded(known.places)):
+        if known is None:
             return False
-        if len(self.active) >= ACTIVE + (SLACK if asked else 0):
-            displaced = self._weakest(now) if asked else None
+        is_crowded = self.is_partial and self._is_crowded(known.places)
+        if is_crowded or len(self.active) >= ACTIVE + (SLACK if asked else 0):
+            displaced = self._weakest(now, known.places if is_crowded else ()) if asked else None
             if displaced is None:
                 return False
             self._displaced = now
@@ -203,7 +204,7 @@ class View:
 
     def _is_crowded(self, places: Sequence[str]) -> bool:
         """Whether one of these places has its share of our links."""
-        share = ceil(ACTIVE / max(1, len(self._places)))
+        share = ceil((ACTIVE + SLACK) / max(1, len(self._places)))
         return any(
             self._links.get(place, 0) >= max(OF_PLACE if "/" in place else OF_RELAY, share)
             for place in places
@@ -213,11 +214,13 @@ class View:
         handed_over = sum(not known.listed for known in self.active.values())
         return handed_over < ACTIVE - ACTIVE // LISTED
 
-    def _weakest(self, now: float) -> str | None:
-        """The link that gives way to a newcomer: of the younger half, where most others are."""
+    def _weakest(self, now: float, crowded: Sequence[str]) -> str | None:
+        """The link that gives way to a newcomer: of the younger half, where most others are, and
+        in the same places if these are crowded."""
         if now - self._displaced < DISPLACE_EVERY:
             return None
         younger, lots = list(self.active)[len(self.active) // 2 :], self._lots()
+        younger = [one for one in younger if {*crowded} <= {*self.active[one].places}]
 
         def strength(peer: str) -> tuple[int, bytes]:
             crowd = max(
