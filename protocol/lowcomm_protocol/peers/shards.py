@@ -19,8 +19,6 @@ MAX_BITS = 24
 PERIOD = 600.0
 AT_DOOR = 2 * MAX_LISTED
 """Peers that publish their record at the door, on average: keepers choose among them."""
-JUMP = 4
-"""A shard that grows this many times between two looks may be flooded, and moves nobody."""
 REMEMBERED = 8
 """Shards from whose counts the number of peers follows."""
 
@@ -42,8 +40,6 @@ class SwarmSize:
 
     def __init__(self) -> None:
         self.bits = 0
-        self._own: int | None = None
-        """Records of our shard, at the last look."""
         self._counts: deque[int] = deque(maxlen=REMEMBERED)
         """Peers in all, by each count of a shard."""
 
@@ -66,17 +62,15 @@ class SwarmSize:
 
         ``own``: whether it is our shard.
         """
-        before, bits = self._own, self.bits
+        bits = self.bits
         self._counts.append(records << bits)
         if not own:
             return False
-        self._own = records
-        if records > MOST and bits < MAX_BITS and not (bits and before and records > JUMP * before):
+        if records > MOST and bits < MAX_BITS:
             self.bits += 1
         elif records < LEAST and bits:
             self.bits -= 1
         if self.bits != bits:
-            self._own = None
             self._counts.clear()
             self._counts.append(records << bits)
         return self.bits != bits

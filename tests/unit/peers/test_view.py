@@ -1,0 +1,176 @@
+"""What must hold for a peer's view of a swarm, whatever others do."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from lowcomm_protocol.peers import view as view_module
+from lowcomm_protocol.peers.view import (
+    ACTIVE,
+    DISPLACE_EVERY,
+    LISTED,
+    OF_PLACE,
+    PASSIVE,
+    SHUFFLED,
+    SLACK,
+    View,
+)
+
+NOW = 1000.0
+
+
+def filled(count: int, listed: bool = True, view: View | None = None) -> View:
+    """A view that has learned of peers in as many networks."""
+    view = view or View("me")
+    for number in range(count):
+        view.learn(f"peer-{number}", [f"net-{number}/24"], NOW, listed)
+    return view
+
+
+def link_all(view: View, now: float = NOW) -> None:
+    """Ask the candidates for links, those of the least crowded places first."""
+    while candidates := [peer for peer in view.passive if view.is_candidate(peer)]:
+        assert view.link(min(candidates, key=view.crowd), now)
+
+
+def test_a_small_swarm_is_known_whole_wherever_its_peers_are():
+    view = View("me")
+    for number in range(ACTIVE):
+        view.learn(f"peer-{number}", ["127.0.0.0/24"], NOW, number % 2 == 0)
+    link_all(view)
+    assert len(view.active) == ACTIVE and not view.is_partial
+
+
+def test_a_newcomer_gets_the_link_of_a_younger_peer_and_no_two_do_at_once():
+    view = filled(100)
+    for number in range(ACTIVE + SLACK):
+        assert view.link(f"peer-{number}", NOW + number, asked=True)
+    older = list(view.active)[: len(view.active) // 2]
+    later = NOW + 1000
+    assert not view.link("peer-90", later), "nobody asks for it"
+    assert view.link("peer-90", later, asked=True)
+    assert not view.link("peer-91", later, asked=True)
+    assert view.link("peer-91", later + DISPLACE_EVERY, asked=True)
+    assert len(view.active) == ACTIVE + SLACK and set(older) <= set(view.active)
+
+
+def test_others_replace_at_most_a_quarter_of_a_full_view_a_minute_and_callers_are_known_at_once():
+    view = filled(PASSIVE)
+    before = set(view.passive)
+    for second in range(60):
+        for number in range(20):
+            view.learn(
+                f"flood-{second}-{number}", [f"flood-{second}-{number}/24"], NOW + second, True
+            )
+    burst = PASSIVE // 4
+    assert burst <= len(before - set(view.passive)) <= 2 * burst
+    assert len(view.passive) == PASSIVE
+    assert view.learn("caller", [], NOW + 59, True, called=True) and "caller" in view
+
+
+def test_peers_that_are_only_handed_over_get_three_links_in_four():
+    view = filled(2 * ACTIVE, listed=False)
+    link_all(view)
+    assert len(view.active) == ACTIVE - ACTIVE // LISTED
+    for number in range(90):
+        view.link(f"peer-{number}", NOW)
+    assert len(view.active) == ACTIVE, "no more without being asked"
+    for _ in range(ACTIVE // LISTED):
+        view.forget(list(view.active)[-1])
+    assert view.learn("peer-90", [], NOW, True), "now the DHT lists it, too"
+    link_all(view)
+    assert "peer-90" in view.active
+
+
+def test_keys_of_three_networks_get_no_more_than_their_share_of_the_links():
+    view = filled(140)
+    for number in range(60):
+        view.learn(f"sybil-{number}", [f"sybils-{number % 3}/24"], NOW, True)
+    link_all(view)
+    asked = [view.link(f"sybil-{number}", NOW + 9 * number, True) for number in range(60)]
+    assert sum(peer.startswith("sybil") for peer in view.active) <= 3 * OF_PLACE
+    assert sum(asked) >= 3 * OF_PLACE, "one of theirs gives way to another"
+
+
+def test_a_full_view_drops_a_peer_that_failed_before_any_other():
+    view = filled(PASSIVE)
+    view.unlink("peer-100", failed=True)
+    view.learn("caller", ["elsewhere/24"], NOW, True, called=True)
+    assert "peer-100" not in view and "peer-0" in view
+
+
+class ViewMachine(RuleBasedStateMachine):
+    """Peers come, ask, fail and go in any order; small bounds in place of the real ones."""
+
+    peers = Bundle("peers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        for name, value in (("ACTIVE", 4), ("SLACK", 2), ("PASSIVE", 5)):
+            self.patch.setattr(view_module, name, value)
+        self.view, self.now, self.learned = View("me"), NOW, dict[str, tuple[str, ...]]()
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+    @rule(
+        target=peers,
+        number=st.integers(0, 20),
+        places=st.lists(st.sampled_from(["a/24", "b/24", "c/24", "relay"]), unique=True),
+        listed=st.booleans(),
+        called=st.booleans(),
+    )
+    def learn(self, number: int, places: list[str], listed: bool, called: bool) -> str:
+        peer = f"peer-{number}"
+        known = peer in self.view
+        if self.view.learn(peer, places, self.now, listed, called) and not known:
+            self.learned[peer] = tuple(places)
+        assert peer in self.view or not called
+        return peer
+
+    @rule(peer=peers, asked=st.booleans())
+    def link(self, peer: str, asked: bool) -> None:
+        known = peer in self.view
+        assert self.view.link(peer, self.now, asked) is (peer in self.view.active)
+        assert known or peer not in self.view
+
+    @rule(peer=peers, failed=st.booleans())
+    def unlink(self, peer: str, failed: bool) -> None:
+        known = peer in self.view
+        self.view.unlink(peer, failed)
+        assert peer not in self.view.active and (known or peer not in self.view)
+
+    @rule(peer=peers)
+    def forget(self, peer: str) -> None:
+        self.view.forget(peer)
+        assert peer not in self.view
+
+    @rule(peer=peers)
+    def sample(self, peer: str) -> None:
+        handed_over = self.view.sample(peer)
+        assert len(handed_over) == min(SHUFFLED, len(self.view.active.keys() - {peer}))
+        assert set(handed_over) <= self.view.active.keys() - {peer}
+
+    @rule(seconds=st.floats(0, 100))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def holds(self) -> None:
+        view = self.view
+        assert len(view.active) <= 6 and len(view.passive) <= 5
+        assert not view.active.keys() & view.passive.keys()
+        for kept, counts in ((view.active, view._links), (view.passive, view._known)):
+            assert all(known.places == self.learned[peer] for peer, known in kept.items())
+            places = Counter(place for known in kept.values() for place in known.places)
+            assert counts == places
+        for peer in view.passive:
+            assert not view.is_candidate(peer) or view.wants_links
+
+
+TestViewMachine = ViewMachine.TestCase
+TestViewMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
