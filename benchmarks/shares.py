@@ -88,9 +88,6 @@ BASELINES = (
 PAIR = {"fragments": 4, "overlap": 1, "consensus": 1.0, "merge": "shift", "mix": 0.0}
 PROGRESS = {"consensus": 0.0}
 """Nothing pulls slow weights together."""
-GAIN = {"outer_lr": 1.25, "momentum": 0.0, "memory": 0.0}
-RARELY = {"outer_lr": 0.7, "momentum": 0.3, "memory": 0.0}
-"""What pairs were given until they had a memory: often, and from every 21 steps on."""
 
 
 def pair(
@@ -114,9 +111,6 @@ REMEMBERING = (
 )
 """What pairs are given now; ``plan`` takes its figures from these."""
 PAIRS = (
-    pair(60, "mod3", 4, GAIN, "gain 1.25", seeds=CHOOSE),
-    pair(220, "mod4", 21, RARELY, "momentum .3", seeds=CHOOSE),
-    pair(550, "mod4", 52, RARELY, "momentum .3", seeds=CHOOSE),
     *REMEMBERING,
     # All-reduce sends more, the more peers there are, up to a third: so may pairs.
     pair(60, "mod4", 4, remembering(0.5, 0.9), "momentum .5, memory .9", peers=(8, 16, 32)),
@@ -125,9 +119,13 @@ PAIRS = (
 TRYING: dict[str, Any] = {"peers": (4,), "seeds": (0,)}
 TRIED = (
     pair(220, "mod4", 21, remembering(0.5, 0.9), "momentum .5, memory .9", **TRYING),
-    pair(220, "mod4", 21, remembering(0.7, 0.7), "momentum .7, memory .7", **TRYING),
-    pair(550, "mod4", 52, remembering(0.7, 0.5), "momentum .7, memory .5", **TRYING),
     pair(550, "mod6", 52, remembering(0.5, 0.3), "momentum .5, memory .3", **TRYING),
+    replace(
+        REMEMBERING[0],
+        name=f"{REMEMBERING[0].name}, Muon's momentum .8",
+        train=STEADY,
+        **TRYING | {"peers": (4, 8)},
+    ),
     # Slow weights that nothing pulls together part, and pairs realign: nearly each of these
     # exchanges averages weights in fp32.
     pair(
@@ -188,11 +186,6 @@ TRIED_GROUPS = (
     *(remembering_group(220, 14, 0.4, memory, **TRYING) for memory in (0.72, 0.85)),
     *(remembering_group(220, 14, 0.5, memory, **TRYING) for memory in (0.72, 0.9)),
     remembering_group(220, 14, 0.7, 0.72, **TRYING),
-    # With more peers means are less noisy: whether they bear a longer momentum.
-    *(
-        remembering_group(60, 4, *both, **TRYING | {"peers": (16,)})
-        for both in ((0.6, 0.9), (0.7, 0.9))
-    ),
 )
 """Seen once, like `TRIED`."""
 KEPT_ROUNDS = 32
