@@ -13,11 +13,9 @@ was best for it there. Writes benchmarks/results/larger.json."""
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import kit
 
@@ -49,8 +47,7 @@ NO_PRESETS: dict[str, dict[str, Any]] = {
 """Settings of exchanges of the other rows."""
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One run to measure."""
 
     method: str
@@ -60,13 +57,6 @@ class Job:
     def key(self) -> str:
         """Its name in the results."""
         return f"{self.method}/{self.seed}"
-
-
-def jobs(seeds: list[int]) -> Iterator[Job]:
-    """All runs, seed by seed."""
-    for seed in seeds:
-        for method in METHODS:
-            yield Job(method, seed)
 
 
 def prepare() -> None:
@@ -118,38 +108,19 @@ def report(results: dict[str, Any]) -> str:
     """A table in Markdown of the seeds whose baselines are there."""
     rows: list[list[str]] = []
     for method in METHODS:
-        each = {
-            job.seed: results[job.key]
-            for job in jobs(list(range(6)))
-            if job.method == method and job.key in results
-        }
-        told = ", ".join(f"{seed}: {one['loss']:.4f}" for seed, one in each.items())
-        kept, averaged, sent = list[float](), list[float](), list[float]()
-        for seed, one in each.items():
-            alone, best = results.get(f"local/{seed}"), results.get(f"{ALLREDUCE}/{seed}")
-            if alone and best:
-                gain = alone["loss"] - best["loss"]
-                kept.append(100 * (alone["loss"] - one["loss"]) / gain)
-                averaged.append(100 * (alone["loss"] - one["average_loss"]) / gain)
+        kept, spreads, sent = list[float](), list[float](), list[float]()
+        for seed in range(6):
+            keys = Job(method, seed).key, f"local/{seed}", f"{ALLREDUCE}/{seed}"
+            if all(key in results for key in keys):
+                one, alone, best = (results[key] for key in keys)
+                kept.append(100 * (alone["loss"] - one["loss"]) / (alone["loss"] - best["loss"]))
+                spreads.append(one["spread"])
                 sent.append(one["bytes_sent"] / best["bytes_sent"])
-        row = [method, told, "", "", "", ""]
         if kept and method not in ("local", ALLREDUCE):
             by_seed = " / ".join(f"{one:.0f}" for one in kept)
-            row[2:] = [f"{mean(kept):.1f} ({by_seed})", f"{mean(averaged):.1f}"]
-            row += [
-                f"{mean(one['spread'] for one in each.values()):.1e}",
-                f"1/{1 / mean(sent):.0f}",
-            ]
-        rows.append(row)
-    head = (
-        "method",
-        "loss by seed",
-        "% of all-reduce's gain",
-        "averaged",
-        "spread",
-        "of its bytes",
-    )
-    return kit.table(head, rows)
+            share = f"{mean(kept):.1f} ({by_seed})"
+            rows.append([method, share, f"{mean(spreads):.1e}", f"1/{1 / mean(sent):.0f}"])
+    return kit.table(("method", "% of all-reduce's gain", "spread", "of its bytes"), rows)
 
 
 def main() -> None:
@@ -161,7 +132,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.report:
         prepare()
-        left = [job for job in jobs(arguments.seeds) if job.key not in kit.read(OUT)]
+        jobs = [Job(method, seed) for seed in arguments.seeds for method in METHODS]
+        left = [job for job in jobs if job.key not in kit.read(OUT)]
         kit.measure_all(measure, left, OUT, arguments.processes)
     print(f"{kit.machine()}; means over the seeds.\n\n{report(kit.read(OUT))}")
 

@@ -1,7 +1,7 @@
 """Whether a node keeps to its owner's limits on traffic, as the kernel counts the bytes of its
 sockets.
 
-    python benchmarks/limits.py [--quick]
+    python benchmarks/limits.py
 
 Two nodes on loopback, over TLS or through p2pd; contents go one way as fast as the limited node
 lets them, over one stream or four, two of which the limited node has called itself. Every quarter
@@ -300,17 +300,14 @@ def show(row: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = kit.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one limit instead of three")
-    arguments = parser.parse_args()
+    kit.parser(__doc__).parse_args()
     configure_logs(-1)
     keep_freed_memory()
-    rates = ("20Mbit",) if arguments.quick else RATES
     plan = [
         (route, way, rate, streams, "")
         for route in ("direct", "tunnel")
         for way in ("up", "down")
-        for rate in rates
+        for rate in RATES
         for streams in (1, 4)
     ]
     plan += [("direct", way, "100Mbit", 1, "5Mbit") for way in ("up", "down")]
@@ -328,10 +325,9 @@ def main() -> None:
         row = uvloop.run(measure(route, way, rate, streams, change))
         rows.append(row | {"open": open_rates[route, way, streams]})
         show(rows[-1])
-    if not arguments.quick:
-        lines = ",\n  ".join(json.dumps(row) for row in rows)  # a line a row: samples are many
-        about = {"machine": kit.machine(), "measured": f"{datetime.now(UTC):%Y-%m-%d}", "rows": []}
-        RESULT.write_text(json.dumps(about, indent=1).replace("[]", f"[\n  {lines}\n ]"))
+    lines = ",\n  ".join(json.dumps(row) for row in rows)  # a line a row: samples are many
+    about = {"machine": kit.machine(), "measured": f"{datetime.now(UTC):%Y-%m-%d}", "rows": []}
+    RESULT.write_text(json.dumps(about, indent=1).replace("[]", f"[\n  {lines}\n ]"))
 
 
 if __name__ == "__main__":

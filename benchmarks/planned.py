@@ -58,6 +58,8 @@ evaluate_every = 1000000
 [sync]
 method = "{method}"
 """
+STEP, SECONDS = 1.0, 45.0
+"""Of an inner step, and for which exchanges are counted."""
 ROWS = {
     "interval": "interval, steps",
     "bytes": "bytes of an exchange",
@@ -70,43 +72,40 @@ def main() -> int:
     parser = kit.parser(__doc__)
     parser.add_argument("--lines", nargs="*", type=float, default=[5.0, 20.0, 100.0])
     parser.add_argument("--method", default="lowcomm")
-    parser.add_argument("--seconds", type=float, default=45.0)
-    parser.add_argument("--step", type=float, default=1.0)
-    parser.add_argument("--again", action="store_true", help="measure what is known, too")
     arguments = parser.parse_args()
     if reason := missing():
         sys.exit(f"no laboratory on this machine: {reason}")
-    print(f"{kit.loaded_machine()}; steps of {arguments.step} s", flush=True)
+    print(f"{kit.loaded_machine()}; steps of {STEP} s", flush=True)
     wrong = 0
     for mbit in arguments.lines:
         name = f"{mbit:g} Mbit/s, {arguments.method}"
-        found = None if arguments.again else kit.read(OUT).get(name)
+        found = kit.read(OUT).get(name)
         if found is None:
-            measured = measure(mbit, arguments)
-            found = {"predicted": predict(mbit, arguments), "measured": measured}
+            measured = measure(mbit, arguments.method)
+            found = {"predicted": predict(mbit, arguments.method), "measured": measured}
             kit.write(OUT, kit.read(OUT) | {name: found})
         wrong += show(name, found)
     return int(wrong > 0)
 
 
-def predict(mbit: float, arguments: Any) -> dict[str, float]:
+def predict(mbit: float, method: str) -> dict[str, float]:
     """What the planner says."""
     from lowcomm_node.planner.line import read_line
     from lowcomm_node.planner.plan import choice_of
 
-    latency, step = 4000 * slow_lines.DELAY, arguments.step
-    options = {"up": f"{mbit}Mbit", "step_seconds": step, "peers": PEERS, "latency": latency}
+    latency = 4000 * slow_lines.DELAY
+    options = {"up": f"{mbit}Mbit", "step_seconds": STEP, "peers": PEERS, "latency": latency}
     line = read_line("planned.py", options)
-    plan = choice_of(parse_toml(SPEC.format(method=arguments.method)), line)
+    plan = choice_of(parse_toml(SPEC.format(method=method)), line)
     return {"interval": plan.interval, "bytes": plan.contents, "line": plan.line_seconds}
 
 
-def measure(mbit: float, arguments: Any) -> dict[str, Any]:
+def measure(mbit: float, method: str) -> dict[str, Any]:
     """What two nodes do."""
-    pace(arguments.step, SHORT_LOOK)
+    pace(STEP, SHORT_LOOK)
     with slow_lines.star(mbit * 1e6, mbit * 1e6) as (lab, folder, homes):
         run = folder / "run.toml"
-        run.write_text(SPEC.format(method=arguments.method))
+        run.write_text(SPEC.format(method=method))
         host = lab.public("server")
         server = Server(host, folder / "server", "--host", host.address, "--run", str(run))
         address = server.address()
@@ -114,12 +113,12 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
             slow_lines.AsUsers(home, folder / home.name, address, "--nice", "0")
             for home in homes[:PEERS]
         ]
-        fragments = parse_toml(SPEC.format(method=arguments.method)).sync.fragments
+        fragments = parse_toml(SPEC.format(method=method)).sync.fragments
         for node in nodes:
             node.until(lambda s: s["exchanges"]["completed"] >= SETTLED * fragments, "it", START)
         began, first = time(), [slow_lines.steps_of(node) for node in nodes]
         before = [carried(home) for home in homes[:PEERS]]
-        sleep(arguments.seconds)
+        sleep(SECONDS)
         after = [carried(home) for home in homes[:PEERS]]
         lasted, last = time() - began, [slow_lines.steps_of(node) for node in nodes]
         ended = [[one for one in node.exchanges() if one["time"] >= began] for node in nodes]
@@ -157,8 +156,6 @@ def carried(home: Host) -> tuple[int, int]:
 def show(name: str, found: dict[str, Any]) -> int:
     """Print one; how many of the three that count are off by more than 15 %."""
     predicted, measured = found["predicted"], found["measured"]
-    for reason, count in measured["reasons"].items():
-        print(f"    {count:4} {reason}")
     print(
         f"{name}: {measured['exchanges']} exchanges applied, {measured['others']} not; steps of "
         f"{measured['step']:.2f} s, load {measured['load']:.1f}"

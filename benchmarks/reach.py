@@ -131,25 +131,15 @@ def main() -> None:
     print(kit.table(HEAD, (row(*case) for case in known.items())))
 
 
-HEAD = (
-    "nodes",
-    "route",
-    "s to first exchange",
-    "of these both training",
-    "Mbit/s",
-    "applied",
-    "refused",
-    "implausible",
-    "lost",
-    "load",
-)
+COUNTS = "applied", "refused", "implausible", "lost", "load"
+HEAD = "nodes", "route", "s to first exchange", "of these both training", "Mbit/s", *COUNTS
 
 
 def row(name: str, case: dict[str, Any]) -> list[str]:
     """A line of the table."""
     rate = f"{case['rate'] * 8 / 1e6:.0f}" if case["rate"] else "-"
     route = " / ".join(dict.fromkeys(str(one) for one in case["routes"]))
-    counts = [str(case[what]) for what in ("applied", "refused", "implausible", "lost", "load")]
+    counts = (str(case[what]) for what in COUNTS)
     return [name, route, f"{case['first']:.0f}", f"{case['first_training']:.1f}", rate, *counts]
 
 
@@ -172,11 +162,8 @@ def measure(case: Case, exchanges: int) -> dict[str, Any]:
             return min(len(applied(node)) for node in nodes) >= exchanges
 
         # All are asked: one that has ended is told at once.
-        until(
-            lambda: min(len(applied(node)) for node in nodes),
-            START + 60,
-            f"{case.name}: a first exchange",
-        )
+        first = lambda: min(len(applied(node)) for node in nodes)  # noqa: E731
+        until(first, START + 60, f"{case.name}: a first exchange")
         until(done, PATIENCE, f"{case.name}: {exchanges} exchanges")
         return told(nodes, began) | {"rate": median(rates.values()) if rates else None}
 

@@ -11,7 +11,7 @@ Left out are codecs, checks of what others bring, records and probes. All peers 
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
 from heapq import nlargest
@@ -479,6 +479,8 @@ class Swarm:
     def __post_init__(self) -> None:
         seed = self.spec.run.seed
         self.records = Records()
+        self._rates = dict(self.conditions.rates)
+        self.conditions = replace(self.conditions, rates=self._rates)
         self.network = (HomeNetwork if self.homes else Network)(seed, self.conditions)
         reaches = can_meet if self.homes else lambda one, other: True
         self.gossip = Gossip(self.network, self.count, reaches) if self.views else None
@@ -493,7 +495,7 @@ class Swarm:
 
     def _join(self, name: str, began: float, stays: float) -> None:
         if self.homes:
-            self.conditions.rates[name] = uplink(name)
+            self._rates[name] = uplink(name)
         peer = QuadraticPeer(self, name, began)
         self.peers.append(peer)
         self.records.add(name)
