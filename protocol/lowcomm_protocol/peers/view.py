@@ -26,7 +26,7 @@ from math import ceil, inf
 
 ACTIVE = 48
 """Links that a peer looks for."""
-SLACK = 16
+SLACK = 8
 """Links beyond these that others may ask for."""
 PASSIVE = 208
 RENEWED = PASSIVE / 16 / 60.0
@@ -34,7 +34,8 @@ RENEWED = PASSIVE / 16 / 60.0
 SHUFFLED = 6
 """Records that one side of a call hands over."""
 OF_PLACE, OF_RELAY = 2, 12
-"""Links of one network, and through one relay, where others are known."""
+"""Links of one network, and through one relay, where others are known; one of a network where
+those of twice ACTIVE are."""
 LISTED = 4
 """One link in this number comes from the DHT."""
 DISPLACE_EVERY = 1.0
@@ -204,9 +205,11 @@ class View:
 
     def _is_crowded(self, places: Sequence[str]) -> bool:
         """Whether one of these places has its share of our links."""
-        share = ceil((ACTIVE + SLACK) / max(1, len(self._places)))
+        share, of_place = ceil((ACTIVE + SLACK) / max(1, len(self._places))), OF_PLACE
+        if len(self._places) >= 2 * ACTIVE:
+            of_place = 1  # so that few networks fill no views, however often they ask
         return any(
-            self._links.get(place, 0) >= max(OF_PLACE if "/" in place else OF_RELAY, share)
+            self._links.get(place, 0) >= max(of_place if "/" in place else OF_RELAY, share)
             for place in places
         )
 
@@ -228,7 +231,10 @@ class View:
             )
             return -crowd, lots(peer)
 
-        return min(younger, key=strength, default=None)
+        weakest = min(younger, key=strength, default=None)
+        # A link that has its network to itself gives way to none that asks: who asks most would
+        # have them all.
+        return weakest if crowded or (weakest and strength(weakest)[0] < -1) else None
 
     def _lots(self) -> "Lots":
         self._turn += 1

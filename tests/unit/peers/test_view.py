@@ -44,17 +44,27 @@ def test_a_small_swarm_is_known_whole_wherever_its_peers_are():
     assert len(view.active) == ACTIVE and not view.is_partial
 
 
-def test_a_newcomer_gets_the_link_of_a_younger_peer_and_no_two_do_at_once():
+def test_a_newcomer_gets_the_younger_link_of_a_network_with_two_and_no_two_do_at_once():
+    view = View("me")
+    for number in range(ACTIVE + SLACK):
+        view.learn(f"peer-{number}", [f"10.0.{number // 2}.0/24"], NOW, True)
+        assert view.link(f"peer-{number}", NOW + number, asked=True)
+    for number in range(3):
+        view.learn(f"late-{number}", [f"10.1.{number}.0/24"], NOW, True)
+    older = list(view.active)[: len(view.active) // 2]
+    later = NOW + 1000
+    assert not view.link("late-0", later), "nobody asks for it"
+    assert view.link("late-0", later, asked=True)
+    assert not view.link("late-1", later, asked=True)
+    assert view.link("late-1", later + DISPLACE_EVERY, asked=True)
+    assert len(view.active) == ACTIVE + SLACK and set(older) <= set(view.active)
+
+
+def test_links_that_have_their_networks_to_themselves_give_way_to_none_that_asks():
     view = filled(100)
     for number in range(ACTIVE + SLACK):
         assert view.link(f"peer-{number}", NOW + number, asked=True)
-    older = list(view.active)[: len(view.active) // 2]
-    later = NOW + 1000
-    assert not view.link("peer-90", later), "nobody asks for it"
-    assert view.link("peer-90", later, asked=True)
-    assert not view.link("peer-91", later, asked=True)
-    assert view.link("peer-91", later + DISPLACE_EVERY, asked=True)
-    assert len(view.active) == ACTIVE + SLACK and set(older) <= set(view.active)
+    assert not view.link("peer-90", NOW + 1000, asked=True)
 
 
 def test_others_replace_at_most_a_quarter_of_a_full_view_a_minute_and_callers_are_known_at_once():

@@ -4,7 +4,7 @@ from statistics import mean, pstdev
 
 import pytest
 
-from helpers.gossip import Gossip, Member, in_degrees, largest_component
+from helpers.gossip import Gossip, Member, Sybil, in_degrees, largest_component
 from helpers.quadratic import Swarm, spec_of
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_protocol.exchange.events import Outcome
@@ -56,3 +56,17 @@ def test_pairs_that_know_a_quarter_of_the_swarm_mix_as_well_as_pairs_that_know_a
     assert of_views.outcomes[Outcome.APPLIED] > 0.9 * due
     assert of_views.effects["Penalty"] == 0
     assert of_views.spread < 1.1 * of_all.spread
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_keys_of_few_addresses_get_no_more_links_than_these_addresses_have(share: float):
+    gossip, addresses = gossiping(0), PEERS // 10
+    names = [f"sybil-{number}" for number in range(round(PEERS * share / (1.0 - share)))]
+    honest = list(gossip.members.values())
+    for number, name in enumerate(names):
+        gossip.join(Sybil(gossip, name, names), [f"192.0.{number % addresses}.0/24"])
+    gossip.run(300.0)
+    links = [len(member.view.active.keys() & set(names)) for member in honest]
+    assert sum(links) > 0, "they have not tried"
+    held = sum(len(member.view.active) for member in honest)
+    assert sum(links) / held < addresses / (addresses + PEERS)
