@@ -21,6 +21,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from helpers.gossip import ROUND, Gossip, Member
 from helpers.volunteers import HomeNetwork, can_meet, stay, uplink
@@ -36,7 +37,8 @@ from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
 
-CURVATURE = np.geomspace(0.01, 1.0, 8)
+Doubles = npt.NDArray[np.float64]
+CURVATURE: Doubles = np.geomspace(0.01, 1.0, 8)
 """``a``, one for each weight."""
 RATE = 1e-3
 NOISE = 1.0
@@ -60,7 +62,7 @@ def spec_of(method: str, seed: int = 0, **sync: Any) -> RunSpec:
 
 
 @lru_cache(maxsize=4096)
-def _steps(count: int) -> tuple[Vector, Vector]:
+def _steps(count: int) -> tuple[Doubles, Doubles]:
     """What ``count`` inner steps leave of ``w - 1``, and the standard deviation of what they
     add."""
     kept = (1.0 - RATE * CURVATURE) ** count
