@@ -246,7 +246,7 @@ class Membership:
             if self.roster.liveness.is_proved(info.peer_id, time()):
                 self._learn_entry_points(info)
         if self.rejoin is not None and is_own:
-            self.rejoin.listed(set(records) - {own})
+            self.rejoin.listed({*records, *self.roster.view.active} - {own})
         try:
             self.run_admission.check_ourselves(time())
         except NotAdmitted as error:

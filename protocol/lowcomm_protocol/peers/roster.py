@@ -181,8 +181,8 @@ class Roster:
         return [known[peer] for peer in self.liveness.due(links, others, now, likely, most)]
 
     def to_pass(self, receiver: str, now: float) -> list[bytes]:
-        """Signed records to hand over to a peer."""
-        peers = self.view.sample(receiver)
+        """Signed records to hand over to a peer, where the DHT has more than a look brings."""
+        peers = self.view.sample(receiver) if self.view.is_partial else []
         return [self._signed[peer] for peer in peers if self.get(peer, now) is not None]
 
     def _read(self, data: bytes, now: float, sender: str | None) -> PeerInfo:

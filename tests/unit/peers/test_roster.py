@@ -207,10 +207,12 @@ def test_a_peer_without_room_for_a_link_is_known_and_not_alive(roster):
     assert roster.alive(NOW) == () and len(roster.known(NOW)) == 1
 
 
-def test_a_peer_hands_over_records_of_others_that_are_there(roster):
+def test_a_peer_hands_over_records_of_others_that_are_there(roster, monkeypatch):
     for peer in PEERS[:3]:
         roster.hear(record(peer), NOW)
         roster.heard(peer.peer_id, NOW)
+    assert roster.to_pass(ALICE.peer_id, NOW) == [], "the DHT has all"
+    monkeypatch.setattr(view_module, "ACTIVE", 2)
     passed = roster.to_pass(ALICE.peer_id, NOW)
     assert set(passed) == {record(PEERS[1]), record(PEERS[2])}
     assert roster.to_pass(ALICE.peer_id, NOW + 60) == [], "expired"
