@@ -109,7 +109,7 @@ class Gossip:
         until = self.network.now + seconds
         self.network.at(until, lambda: None)
         while self.network.now < until:
-            self.network.step()
+            self.network.advance()
 
     def call(self, caller: "Member", peer: str, asks: bool) -> None:
         """Call a peer, and ask for a link or not."""

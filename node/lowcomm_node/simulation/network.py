@@ -80,9 +80,9 @@ class Network:
     def run(self) -> None:
         """Until nothing is left to happen."""
         while self._queue:
-            self.step()
+            self.advance()
 
-    def step(self) -> None:
+    def advance(self) -> None:
         """Let the next thing happen."""
         self.now, _, action, arguments = heapq.heappop(self._queue)
         action(*arguments)
