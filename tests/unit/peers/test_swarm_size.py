@@ -1,11 +1,13 @@
 """What must hold for where records stand, and for the number of peers that follows."""
 
 from collections import Counter
+from statistics import mean
 
 import pytest
 
 from lowcomm_protocol.peers.shards import (
     AT_DOOR,
+    MAX_BITS,
     MAX_LISTED,
     MOST,
     PERIOD,
@@ -19,13 +21,15 @@ NOW = 1_800_000_000.0
 PEERS = [f"peer-{number}" for number in range(10_000)]
 
 
-def look(size: SwarmSize, peers: list[str], rounds: int) -> None:
-    """Look at the own shard and another one in turn, as a node does."""
+def look(size: SwarmSize, peers: list[str], rounds: int, run: str = RUN) -> int:
+    """Look at the own shard and another one in turn, as a node does. Returns the moves."""
+    deep, moves = [shard_of(run, peer, MAX_BITS) for peer in peers], 0
     for turn in range(rounds):
-        bits = size.bits
-        number = shard_of(RUN, peers[0], bits) if turn % 2 == 0 else turn % (1 << bits)
-        count = sum(shard_of(RUN, peer, bits) == number for peer in peers)
-        size.count(min(count, MAX_LISTED), own=turn % 2 == 0)
+        up = MAX_BITS - size.bits
+        number = deep[0] >> up if turn % 2 == 0 else turn % (1 << size.bits)
+        count = sum(shard >> up == number for shard in deep)
+        moves += size.count(min(count, MAX_LISTED), own=turn % 2 == 0)
+    return moves
 
 
 def test_shards_are_even_and_each_is_half_of_the_one_above():
@@ -38,14 +42,16 @@ def test_shards_are_even_and_each_is_half_of_the_one_above():
 
 @pytest.mark.parametrize("number", [10, 100, 1_000, 10_000])
 def test_the_number_of_peers_is_right_within_a_third_and_no_depth_swings(number: int):
-    size = SwarmSize()
-    look(size, PEERS[:number], 40)
-    depth = size.bits
-    look(size, PEERS[:number], 2)
-    assert size.bits == depth
-    assert 0.67 * number <= size.peers <= 1.33 * number
-    assert (size.shards == 0) == (number <= MOST)
-    assert number / 2**depth <= 1.5 * MOST
+    estimates = list[int]()
+    for seed in range(20):
+        size, run = SwarmSize(), f"run-{seed}"
+        look(size, PEERS[:number], 30, run)
+        assert look(size, PEERS[:number], 10, run) == 0
+        assert (size.shards == 0) == (number <= MOST)
+        assert number / 2**size.bits <= 1.5 * MOST
+        estimates.append(size.peers)
+    assert 0.66 * number <= min(estimates) and max(estimates) <= 1.34 * number
+    assert mean(estimates) == pytest.approx(number, rel=0.1)
 
 
 def test_a_swarm_that_shrinks_comes_back_to_the_door():
@@ -58,6 +64,7 @@ def test_a_swarm_that_shrinks_comes_back_to_the_door():
 
 def test_peers_take_turns_at_the_door():
     size = SwarmSize()
+    assert size.is_at_door("ada", NOW), "a small swarm has all of them there"
     look(size, PEERS, 40)
     there = [
         {peer for peer in PEERS if size.is_at_door(peer, NOW + PERIOD * turn)} for turn in range(2)
@@ -69,9 +76,15 @@ def test_peers_take_turns_at_the_door():
 
 def test_one_who_moves_down_goes_on_to_the_depth_of_others_and_never_back_by_their_word():
     size = SwarmSize()
-    size.count(MAX_LISTED, own=True)
-    assert size.bits == 1
+    for records in (10, 40, 20):
+        size.count(records, own=True)
+    assert size.peers == 20, "the median"
+    assert not size.count(MAX_LISTED, own=False), "not our shard"
+    assert size.count(MAX_LISTED, own=True)
+    assert size.bits == 1 and size.peers == MAX_LISTED, "counts of another depth are gone"
     size.follow(7)
     size.follow(3)
     size.follow(-1)
     assert size.bits == 7
+    size.follow(MAX_BITS + 1)
+    assert not size.count(MAX_LISTED, own=True) and size.bits == MAX_BITS
