@@ -127,7 +127,7 @@ class Gossip:
         other.meet(caller.name, caller.handed_over(peer))
         caller.meet(peer, other.handed_over(caller.name))
         if asks or peer in caller.view.active:
-            accepted = other.accepts(caller.name)
+            accepted = other.accepts(caller.name, wanted=caller.wanted)
             if not accepted:
                 caller.view.unlink(peer)
             elif not caller.accepts(peer, asked=False):
@@ -173,9 +173,14 @@ class Member:
         """Records for a peer that we call, or that calls us."""
         return self.view.sample(to)
 
-    def accepts(self, peer: str, *, asked: bool = True) -> bool:
+    @property
+    def wanted(self) -> int:
+        """Links that it looks for, as it says."""
+        return self.view.wanted
+
+    def accepts(self, peer: str, *, asked: bool = True, wanted: int = 0) -> bool:
         """Whether a link to a peer is made, or there already."""
-        return self.view.link(peer, self.now, asked)
+        return self.view.link(peer, self.now, asked, wanted)
 
     def on_silent(self, peer: str) -> None:
         """A peer has not answered."""
@@ -197,7 +202,7 @@ class Member:
         ]:
             self.heard[peer] = now  # one call at a time
             gossip.call(self, peer, asks=False)
-        if known.wants_links:
+        if known.wanted:
             self._ask(now)
         gossip.network.after(ROUND * gossip.random.uniform(0.9, 1.1), self._round)
 
@@ -239,7 +244,12 @@ class Sybil(Member):
             self.accomplices, min(len(self.accomplices), view.SHUFFLED)
         )
 
-    def accepts(self, peer: str, *, asked: bool = True) -> bool:
+    @property
+    def wanted(self) -> int:
+        """See Member; it says that it has none."""
+        return view.ACTIVE
+
+    def accepts(self, peer: str, *, asked: bool = True, wanted: int = 0) -> bool:
         """See Member."""
         return True
 

@@ -26,11 +26,7 @@ from lowcomm_node.system.tasks import Tasks, endure, repeat
 from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.pulse import MAX_PULSE_BYTES
-from lowcomm_protocol.peers.records import (
-    MAX_RECORD_BYTES,
-    PeerInfo,
-    Phase,
-)
+from lowcomm_protocol.peers.records import MAX_RECORD_BYTES, PeerInfo, Phase
 from lowcomm_protocol.peers.roster import PROBE_EVERY, Roster
 from lowcomm_protocol.peers.shards import shard_of
 from lowcomm_protocol.peers.view import ACTIVE, SHUFFLED
@@ -52,6 +48,7 @@ REMOVALS_EVERY, RAREST_REMOVALS = 10.0, 600.0
 """Seconds between two looks for removed peers, of a swarm of up to ACTIVE peers and at most: links
 tell of a removal within seconds."""
 MAX_TOLD = 1024
+"""Peers of which we remember what record of ours they have."""
 MAX_REFUSING = 8
 """Warnings that peers refuse us: the first ones say why."""
 
@@ -155,8 +152,7 @@ class Membership:
         self._hear_introduction(peer, introduction)
         self.discovery.answered(peer)
         answer = self._introduction(peer, introduction.known_ms)
-        has_link = self.roster.heard(peer, time(), asks=introduction.wants_link)
-        answer.full = introduction.wants_link and not has_link
+        answer.full = not self.roster.heard(peer, time(), wanted=introduction.wants_links)
         removals = self.run_admission.admission.removals
         if removals.version > introduction.removals:
             answer.removal_list = removals.data
@@ -295,7 +291,7 @@ class Membership:
         """Call some of the peers without a recent sign of life."""
         now, roster = time(), self.roster
         # The DHT's connections matter for candidates alone.
-        wants = roster.view.wants_links and bool(roster.view.passive)
+        wants = bool(roster.view.wanted and roster.view.passive)
         self._likely = await self.discovery.connected_peers() if wants else frozenset()
         room = max(0, roster.liveness.at_once(now) - len(self._greetings))
         for info in roster.due(now, self._likely, room):
@@ -396,11 +392,10 @@ class Membership:
 
     async def _greet(self, info: PeerInfo, deadline: float = MEET_DEADLINE) -> None:
         """Exchange pulses with a peer, and what one lacks. One that does not answer is no error."""
-        is_link = info.peer_id in self.roster.view.active
         try:
             async with asyncio.timeout(deadline):
                 stub, own = await self.channels.stub(info), self._introduction(info.peer_id)
-                own.wants_link = is_link or self.roster.view.wants_links
+                own.wants_links = self.roster.view.wanted
                 metadata = self.channels.metadata(info.peer_id)
                 answer = await stub.Describe(own, metadata=metadata, timeout=deadline)
             self._hear_introduction(info.peer_id, answer)

@@ -215,13 +215,13 @@ class Manifest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., moments: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., slow_digests: _Optional[_Iterable[bytes]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("record", "uses", "amendments", "pulse", "known_ms", "wants_link", "full", "passed", "removals", "removal_list")
+    __slots__ = ("record", "uses", "amendments", "pulse", "known_ms", "wants_links", "full", "passed", "removals", "removal_list")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
     AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
     PULSE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_MS_FIELD_NUMBER: _ClassVar[int]
-    WANTS_LINK_FIELD_NUMBER: _ClassVar[int]
+    WANTS_LINKS_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
     PASSED_FIELD_NUMBER: _ClassVar[int]
     REMOVALS_FIELD_NUMBER: _ClassVar[int]
@@ -231,12 +231,12 @@ class Introduction(_message.Message):
     amendments: bytes
     pulse: SignedRecord
     known_ms: int
-    wants_link: bool
+    wants_links: int
     full: bool
     passed: _containers.RepeatedCompositeFieldContainer[SignedRecord]
     removals: int
     removal_list: bytes
-    def __init__(self, record: _Optional[_Union[SignedRecord, _Mapping]] = ..., uses: _Optional[_Iterable[_Union[Use, _Mapping]]] = ..., amendments: _Optional[bytes] = ..., pulse: _Optional[_Union[SignedRecord, _Mapping]] = ..., known_ms: _Optional[int] = ..., wants_link: _Optional[bool] = ..., full: _Optional[bool] = ..., passed: _Optional[_Iterable[_Union[SignedRecord, _Mapping]]] = ..., removals: _Optional[int] = ..., removal_list: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, record: _Optional[_Union[SignedRecord, _Mapping]] = ..., uses: _Optional[_Iterable[_Union[Use, _Mapping]]] = ..., amendments: _Optional[bytes] = ..., pulse: _Optional[_Union[SignedRecord, _Mapping]] = ..., known_ms: _Optional[int] = ..., wants_links: _Optional[int] = ..., full: _Optional[bool] = ..., passed: _Optional[_Iterable[_Union[SignedRecord, _Mapping]]] = ..., removals: _Optional[int] = ..., removal_list: _Optional[bytes] = ...) -> None: ...
 
 class Pulse(_message.Message):
     __slots__ = ("peer_id", "issued_ms", "phase", "swarm_step", "steps", "tokens_per_second", "tokens", "held_out_loss", "exchanges", "reading", "gives_text", "bits")

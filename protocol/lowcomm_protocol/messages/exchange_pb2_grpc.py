@@ -84,7 +84,7 @@ class ExchangeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """Who are you, and how far? Also hello and goodbye: each side hands over its pulse, and what the other lacks.
+        """Exchange pulses, and what the other lacks: hello, sign of life and goodbye.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -151,16 +151,16 @@ class Roster:
 
     # links
 
-    def heard(self, peer: str, now: float, asks: bool = False, full: bool = False) -> bool:
+    def heard(self, peer: str, now: float, wanted: int = 0, full: bool = False) -> bool:
         """Take in a sign of life of a peer; whether it has a link.
 
-        ``asks``: it wants one; ``full``: it has no room for one.
+        ``wanted``: how many links it looks for; ``full``: it has no room for one.
         """
         self.liveness.heard(peer, now)
         if full:
             self.view.unlink(peer)
-        elif self.get(peer, now) is not None and (asks or self.view.wants_links):
-            self.view.link(peer, now, asks)
+        elif self.get(peer, now) is not None and (wanted or self.view.wanted):
+            self.view.link(peer, now, wanted > 0, wanted)
         return peer in self.view.active
 
     def due(self, now: float, likely: Collection[str], most: int) -> list[PeerInfo]:

@@ -48,10 +48,10 @@ class Neighbour:
 
     places: tuple[str, ...]
     """Networks of its addresses, or its relays."""
-    since: float
-    """When the link was made, or when a passive peer was first heard of."""
     listed: bool
     """Whether the DHT lists it, or others have only handed it over."""
+    failed: bool = False
+    """Whether it gives way first, since it did not answer."""
 
 
 class View:
@@ -82,9 +82,9 @@ class View:
         return len(self.active) + len(self.passive) > ACTIVE
 
     @property
-    def wants_links(self) -> bool:
-        """Whether passive peers should be asked for links."""
-        return len(self.active) < ACTIVE
+    def wanted(self) -> int:
+        """Links that we look for, beside those that we have."""
+        return max(0, ACTIVE - len(self.active))
 
     def learn(
         self, peer: str, places: Sequence[str], now: float, listed: bool, called: bool = False
@@ -102,14 +102,14 @@ class View:
             if len(self.passive) >= PASSIVE:
                 if not called and not self._may_replace(now):
                     return False
-                self.forget(self._most_crowded())
-            self._add_passive(peer, Neighbour(tuple(places), now, listed))
+                self.forget(self._weakest_passive())
+            self._add_passive(peer, Neighbour(tuple(places), listed))
         return True
 
     def is_candidate(self, peer: str) -> bool:
         """Whether a passive peer may be asked for a link now."""
         known = self.passive.get(peer)
-        if known is None or not self.wants_links:
+        if known is None or not self.wanted:
             return False
         return not self.is_partial or (
             (known.listed or self._has_room_for_gossip()) and not self._is_crowded(known.places)
@@ -120,10 +120,12 @@ class View:
         known = self.passive.get(peer)
         return max((self._links.get(place, 0) for place in known.places), default=0) if known else 0
 
-    def link(self, peer: str, now: float, asked: bool = False) -> bool:
+    def link(self, peer: str, now: float, asked: bool = False, wanted: int = ACTIVE) -> bool:
         """Make a peer of the view active. Returns whether it is.
 
-        ``asked``: it asks for the link, so it may get one of SLACK, or that of a younger peer.
+        ``asked``: it asks for the link, so it may get one of SLACK; ``wanted``: how many links it
+        looks for. One that has less than half may get the link of a younger peer: if all might,
+        links would only change hands.
         """
         if peer in self.active:
             return True
@@ -132,13 +134,15 @@ class View:
             return False
         is_crowded = self.is_partial and self._is_crowded(known.places)
         if is_crowded or len(self.active) >= ACTIVE + (SLACK if asked else 0):
-            displaced = self._weakest(now, known.places if is_crowded else ()) if asked else None
+            displaced = None
+            if asked and wanted > ACTIVE // 2:
+                displaced = self._weakest(now, known.places if is_crowded else ())
             if displaced is None:
                 return False
             self._displaced = now
             self.unlink(displaced)
         self.forget(peer)
-        self.active[peer] = replace(known, since=now)
+        self.active[peer] = replace(known, failed=False)
         self._count(self._links, known.places, 1)
         return True
 
@@ -148,10 +152,11 @@ class View:
         if known is not None:
             self._count(self._links, known.places, -1)
             self._add_passive(peer, known)
-            while len(self.passive) > PASSIVE:
-                self.forget(next(iter(self.passive)))
         if failed and peer in self.passive:
+            self.passive[peer] = replace(self.passive[peer], failed=True)
             self.passive.move_to_end(peer, last=False)
+        while len(self.passive) > PASSIVE:
+            self.forget(next(iter(self.passive)))
 
     def forget(self, peer: str) -> None:
         """Remove a peer from the view."""
@@ -192,11 +197,11 @@ class View:
         self._may_renew -= 1.0
         return True
 
-    def _most_crowded(self) -> str:
-        """The oldest passive peer of the place that has most of them."""
-        most = max(self._known.values(), default=0)
-        if most <= 1:
-            return next(iter(self.passive))
+    def _weakest_passive(self) -> str:
+        """A passive peer that failed, or else the oldest of the place that has most of them."""
+        first, most = next(iter(self.passive)), max(self._known.values(), default=0)
+        if most <= 1 or self.passive[first].failed:
+            return first
         return next(
             peer
             for peer, known in self.passive.items()
