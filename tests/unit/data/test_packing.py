@@ -253,7 +253,7 @@ encode = packing.Packer._encode
 def counted(self, read):
     size = sum(len(document.text) for document in read.documents)
     os.write(1, f"{size}\\n".encode())  # whole lines, of any thread
-    sys.stdin.readline()
+    os.read(0, 1)  # not readline: a thread would keep the answer to another in its buffer
     return encode(self, read)
 packing.Packer._encode = counted
 source, out = sys.argv[1:]
