@@ -1,9 +1,9 @@
 """What `lowcomm-node plan` predicts against what real nodes do over emulated lines. Needs root.
 
-    python benchmarks/planned.py [--lines 5 20 100] [--method lowcomm] [--seconds 45] [--again]
+    python benchmarks/planned.py [--lines 5 20 100] [--method lowcomm]
 
 Two nodes with a model of 10.8 million parameters, in the star of `slow_lines.py`, on lines with
-these Mbit/s both ways, 50 ms there and back; an inner step takes ``--step`` seconds. Measuring
+these Mbit/s both ways, 50 ms there and back; an inner step takes a second. Measuring
 begins once every fragment has been merged ``SETTLED`` times: before that, modulo codecs do not know
 yet how far peers are apart. Printed are, predicted and measured:
 
@@ -59,7 +59,7 @@ evaluate_every = 1000000
 method = "{method}"
 """
 STEP, SECONDS = 1.0, 45.0
-"""Of an inner step, and for which exchanges are counted."""
+"""Seconds of an inner step, and of the stretch in which exchanges are counted."""
 ROWS = {
     "interval": "interval, steps",
     "bytes": "bytes of an exchange",

@@ -46,7 +46,7 @@ NOISE = 1.0
 STEP = 1.0
 """Seconds of an inner step."""
 TOKENS = 512
-"""Of an inner step."""
+"""Seconds of an inner step."""
 SIZE = 2_000_000
 """Bytes of a contribution on the network: 0.8 s at its usual bandwidth."""
 RUN_ID, PLAN = "00" * 32, "11" * 32
@@ -404,10 +404,10 @@ class GroupNumbers(Numbers):
     def __init__(self, peer: QuadraticPeer, one: Underway) -> None:
         super().__init__(peer, one)
         self.means: dict[str, Vector] = {}
-        """Of each shard, by its owner."""
+        """Mean of each shard, by its owner."""
 
     def shard(self, owner: str) -> slice:
-        """Where the shard of a member lies."""
+        """Slice of the weights in a member's shard."""
         place, count = self.one.members.index(owner), len(self.one.members)
         return slice(place * len(CURVATURE) // count, (place + 1) * len(CURVATURE) // count)
 

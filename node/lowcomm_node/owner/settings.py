@@ -318,7 +318,7 @@ class NodeSettings(BaseModel):
     on_battery: bool = _setting("Whether to train on battery: yes or no", "yes|no", default=True)
 
     record_life: RecordLife = _setting(
-        "How long a record of this node is valid; a third later it is renewed",
+        "How long a record of this node is valid; renewed after a third at the latest",
         "SECONDS",
         default=MAX_RECORD_LIFE,
     )

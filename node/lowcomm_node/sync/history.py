@@ -267,7 +267,7 @@ class Circumstances:
     line_seconds: float | None
     """That the contents of an exchange take."""
     step_seconds: float
-    """Of an inner step."""
+    """Seconds of an inner step."""
 
 
 def hindrance_in_words(needs: Needs, longest: float) -> str:

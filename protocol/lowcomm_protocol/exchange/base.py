@@ -69,7 +69,7 @@ class Gathering(ABC):
     """Why it was not applied."""
     _members: dict[str, ExchangeMember] = field(default_factory=dict[str, ExchangeMember])
     _partners: tuple[str, ...] | None = None
-    """As last asked for; None where states have changed."""
+    """Cached answer; None once a state has changed."""
     _late: bool = False
     """Whether its deadline has passed once."""
 
