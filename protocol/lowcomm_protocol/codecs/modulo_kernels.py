@@ -254,6 +254,7 @@ def modulo_decode(data: Bytes, own: Vector, bits: int, out: Vector, hashes: Any,
         else:
             step, inverse = MODULO_STEPS[code], INVERSES[code]
             _unpack(data, body, np.uint64((count + 7) // 8), bits, words, codes)
+            codes[count:] = np.int32(0)  # or the points behind a short block were the last one's
             for i in range(np.uint64(BLOCK)):
                 steps = np.float32(values[i] * inverse)
                 far = np.uint32(max(far, np.uint32(np.float32(steps).view(np.uint32) & MAGNITUDE)))

@@ -160,6 +160,16 @@ def test_what_a_peer_has_moved_counts_until_the_exchange_is_over_and_only_in_the
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_nothing_comes_again_while_peers_stay_near_whatever_the_length_of_the_last_block(name):
+    for length in (BLOCK + 100, 3 * BLOCK + 1, 4 * BLOCK):
+        random, ends = np.random.default_rng(length), (coder(name, length), coder(name, length))
+        for _ in range(4):
+            a = random.normal(0, 0.1, length).astype(np.float32)
+            apart = random.uniform(-1e-3, 1e-3, length).astype(np.float32)
+            assert not any(sent.asked for sent in meet(a, a + apart, *ends))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_error_is_half_a_step_at_most(name):
     numel = 20 * BLOCK
     coders = pair(name, numel)
