@@ -188,18 +188,23 @@ TRIED_GROUPS = (
     remembering_group(220, 14, 0.7, 0.72, **TRYING),
 )
 """Seen once, like `TRIED`."""
-KEPT_ROUNDS = 32
-SLICES = tuple(
-    replace(
-        GROUPS[0],
-        name=f"groups of {size} for {KEPT_ROUNDS} rounds, q2 every 4, momentum .5, memory .9",
-        sync=GROUPS[0].sync | {"group": size, "slice_rounds": KEPT_ROUNDS},
-        peers=(16,),
-        seeds=CHOOSE,
-    )
-    for size in (4, 8)
+MANY = (64, 128)
+"""More peers than a group holds."""
+AMONG_MANY: dict[str, Any] = {"seeds": (0,), "steps": 400}
+WITH_MANY = (
+    replace(BASELINES[0], **AMONG_MANY | {"peers": (ALONE,)}),
+    replace(BASELINES[2], **AMONG_MANY | {"peers": MANY}),  # the rate that is best from 8 peers on
+    replace(PAIRS[-1], **AMONG_MANY | {"peers": MANY}),
+    *(
+        replace(
+            GROUPS[0],
+            name=f"groups in {cells} cells, q2 every 4, momentum .5, memory .9",
+            sync=GROUPS[0].sync | {"cells": cells},
+            **AMONG_MANY | {"peers": (peers,)},
+        )
+        for peers, cells in ((64, 4), (128, 8))
+    ),
 )
-"""Of a swarm that is larger than its groups, which change now and then."""
 
 
 def limits(row: Row, *peers: int) -> Iterator[Row]:
@@ -245,7 +250,7 @@ ROWS = (
     *TRIED,
     *GROUPS,
     *TRIED_GROUPS,
-    *SLICES,
+    *WITH_MANY,
     *LIMITS,
     *LONGER,
     *LONGER_OFTEN,
@@ -357,7 +362,7 @@ def tables(jobs: Sequence[Job], results: Results) -> str:
 
 def _rows(jobs: Sequence[Job], results: Results, baselines: Baselines) -> Iterator[list[str]]:
     rows = dict.fromkeys(job.row.name for job in jobs)
-    for peers in PEERS:
+    for peers in (*PEERS, *MANY):
         for name in rows:
             there = [
                 beside

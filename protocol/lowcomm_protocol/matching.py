@@ -156,19 +156,17 @@ def candidates(
     peers: Iterable[str],
     group: int,
     pairing: str = "hypercube",
-    slice_rounds: int = 1,
 ) -> Sequence[str]:
     """Peers that ``me`` should meet, best first.
 
     In pairs (``group`` = 2) the partner by ``pairing``, then the others in an order of our own. In
-    larger groups the rest of our slice, which stays for ``slice_rounds``; a group of 1 meets
-    nobody.
+    larger groups the rest of our slice; a group of 1 meets nobody.
     """
     meeting = Meeting(seed, fragment, round_, frozenset((me, *peers)))
     if group == 2:
         strategy = cast("Pairing", PAIRINGS[pairing])
         return Candidates(meeting, me, strategy.partner(meeting, me))
-    line = meeting.line(round_ // slice_rounds)
+    line = meeting.line(round_)
     place = line.places[me]
     start = place - place % group
     return [peer for peer in line.peers[start : start + group] if peer != me]

@@ -89,6 +89,10 @@ class ScriptedTrainer:
         self.merges: list[Merge] = []
         self.taken_over: list[tuple[bytes, tuple[str, str]]] = []
         """Steps that it lacked, and the digests that they lead to."""
+        self.near = b""
+        """Steps of blocks that another cell is asked for."""
+        self.taken: list[bytes] = []
+        """Slow weights of other cells."""
         self.again: Retransmit | None = None
         """What the next contribution is asked for again."""
         self.swarm_step = self.steps = self.tokens = 0
@@ -165,7 +169,23 @@ class ScriptedTrainer:
         data = b"".join(shares)
         self._view(request.slot, len(data))[:] = data
         digests = tuple(blake3(share).digest() for share in shares)
-        return Shared(sizes=tuple(map(len, shares)), digests=digests, steps=self.steps)
+        sent = tuple(map(len, shares))
+        return Shared(sizes=sent, digests=digests, steps=self.steps, near=self.near)
+
+    async def give_slow(self, request: messages.GiveSlow) -> Resent:
+        await self._asked("give_slow")
+        data = self.slow_from(request.start, len(request.codes))
+        self._view(request.slot, len(data))[:] = data
+        return Resent(size=len(data), digest=blake3(data).digest())
+
+    def slow_from(self, start: int, blocks: int) -> bytes:
+        """In place of its slow weights."""
+        return f"{blocks} blocks of {self.peer_id} from {start}".encode()
+
+    async def take_slow(self, request: messages.TakeSlow) -> Done:
+        await self._asked("take_slow")
+        self.taken.append(self._place(request))
+        return Done()
 
     async def receive_share(self, request: messages.Receive) -> Received:
         await self._asked("receive_share", request.peer)
@@ -222,7 +242,7 @@ class ScriptedTrainer:
         self._shared_out.pop(request.fragment, None)
         return Done()
 
-    def _place(self, request: messages.Receive | messages.TakeOver) -> bytes:
+    def _place(self, request: messages.Receive | messages.TakeOver | messages.TakeSlow) -> bytes:
         return bytes(self._view(request.slot, request.offset + request.size)[request.offset :])
 
     async def _asked(self, name: str, peer: str = "") -> None:

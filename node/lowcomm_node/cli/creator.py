@@ -45,7 +45,6 @@ from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
 from lowcomm_protocol.spec.sections import (
     PIECE_BYTES,
-    RARELY,
     ExportSettings,
     ModelSettings,
     StartSettings,
@@ -241,20 +240,24 @@ def parameters_of(model: ModelSettings) -> int:
 
 def check_size(spec: RunSpec) -> str | None:
     """Warn of too many peers for a run. Raises ConfigError if it begins with too many."""
-    group, peers = spec.sync.group, spec.run.start_peers
-    larger = f", group up to {MAX_GROUP}" if group < MAX_GROUP else ""
-    rest = 'codec = "bf16" and consensus = 1.0, or method = "lowcomm".'
-    if spec.sync.realigns_among(peers):
+    sync, peers = spec.sync, spec.run.start_peers
+    group, most = sync.group, sync.group * sync.cells
+    larger = f"group up to {MAX_GROUP}, " if group < MAX_GROUP else ""
+    rest = f'{larger}codec = "bf16" and consensus = 1.0, or method = "lowcomm".'
+    if sync.realigns_among(peers):
+        cells = f"cells = {sync.cells_for(peers)}, " if group > 2 else ""
         raise ConfigError(
             f"start_peers = {peers}, but group = {group} and consensus = 0: most exchanges of "
-            f"more than {group} peers would be realignments in fp32. Set start_peers = {group} "
-            f"or less{larger}, slice_rounds = {RARELY}, {rest}"
+            f"more than {most} peers would be realignments in fp32. Set start_peers = {most} "
+            f"or less, {cells}{rest}"
         )
-    if not spec.sync.realigns_among(group + 1):
+    if sync.cells > 1 or not sync.realigns_among(most + 1):
         return None
+    many = 4 * group
+    cells = f"cells = {sync.cells_for(many)} for {many} peers, " if group > 2 else ""
     return (
-        f"this run is for at most {group} peers: with more, most exchanges are realignments in "
-        f"fp32, for consensus = 0. For a larger swarm set slice_rounds = {RARELY}{larger}, {rest}"
+        f"this run is for at most {most} peers: with more, most exchanges are realignments in "
+        f"fp32, for consensus = 0. For a larger swarm set {cells}{rest}"
     )
 
 

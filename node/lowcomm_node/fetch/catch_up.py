@@ -123,6 +123,8 @@ class CatchUp:
         if not drifted and reached <= own + (0 if is_over else lag):
             return []
         near = [info for info in believed if abs(info.swarm_step - reached) <= lag]
+        # Only those of our cell hold the slow weights that ours must equal.
+        near = [info for info in near if self.membership.roster.in_cell(info.peer_id)] or near
         return Random().sample(near, len(near))  # so that not all joiners ask the same one
 
     def _believed(self, own: int, drifted: bool) -> list[PeerInfo]:

@@ -123,6 +123,8 @@ class Shared(Answer, name="shared"):
     digests: tuple[bytes, ...]
     steps: int
     """Own inner steps when it was captured."""
+    near: bytes = b""
+    """Steps of the blocks of our shard, to ask another cell; empty where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +301,25 @@ class Resend(Request[Resent], name="resend", at_boundary=False):
     fragment: int
     blocks: bytes
     slot: int
+
+
+class GiveSlow(Request[Resent], name="give-slow", at_boundary=False):
+    """Code slow weights into a slot, for another cell."""
+
+    fragment: int
+    start: int
+    codes: bytes
+    """The step of each block, as its reader asks for it."""
+    slot: int
+
+
+class TakeSlow(Request[Done], name="take-slow", at_boundary=False):
+    """Take in slow weights of another cell, in our shard."""
+
+    fragment: int
+    slot: int
+    offset: int
+    size: int
 
 
 class AverageShard(Request[ShardAveraged], name="reduce", at_boundary=False):

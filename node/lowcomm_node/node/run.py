@@ -119,6 +119,7 @@ class Run:
             admission.admission,
             entry.refusals,
             lambda info: places_of(info.addresses, info.entry_points),
+            lambda: admission.spec.sync.cells,
         )
         self.exchanger = state.exchanger = Exchanger(
             peer_id=self._peer_id,

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lowcomm_node.simulation.driver import SimulatedExchange
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
+from lowcomm_protocol.codecs import nearby
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, Offence
 from lowcomm_protocol.exchange import events, kinds
 from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange.underway import Underway
+from lowcomm_protocol.matching import lot
 
 if TYPE_CHECKING:  # which imports this module
     from lowcomm_node.simulation.peer import SimulatedPeer
@@ -226,11 +228,29 @@ class GroupContents(Contents):
     def _reduce(self, contributors: tuple[str, ...]) -> None:
         capture = self.captured_group
         out = bytearray(8 * capture.numel + 4096)
+        if not self.one.realign:
+            self._read_another_cell()
         used = tuple(peer for peer in contributors if peer not in self.one.muted)
         self.mean = bytes(out[: capture.reduce(self.tokens(used), memoryview(out))])
         self.tell(events.Reduced(digest=sha256(self.mean).digest()))
         for other, error in capture.left_out.items() if not self.one.machine.over else ():
             self.fail(other, str(error), deed=self.offence(error), stands=True)
+
+    def _read_another_cell(self) -> None:
+        """Take in another cell's slow weights in our shard; the giver serves at once."""
+        capture, world, fragment = self.captured_group, self.peer.world, self.fragment
+        others = [one for one in world.others(self.peer) if one.cell != self.peer.cell]
+        if not others:
+            return
+        where = f"{self.peer.name}/{fragment}/{self.one.offer.round}"
+        giver = min(others, key=lambda one: lot(where, one.name))
+        start, stop = capture.bounds[capture.mine]
+        codes = self.replica.nearby[fragment].codes(start, stop)
+        out = bytearray(nearby.largest(stop - start))
+        size = giver.replica.give_slow(fragment, start, codes, memoryview(out))
+        giver.bytes_sent += size
+        self.peer.bytes_sent += len(codes)
+        self.replica.take_slow(fragment, memoryview(out)[:size])
 
     def pool(self, effect: events.Apply) -> None:
         owners = [

@@ -48,6 +48,7 @@ class SimulatedPeer(PeerDriver):
         self.world = world
         self.replica = replica
         self.sync = replica.spec.sync
+        self.cell = world.cell_of(name)
         self.speed = speed
         self.training = False
         self.delay = 0.0
@@ -246,7 +247,8 @@ class _View:
         peer, now = self._peer, self._peer.network.now
         for other in peer.world.others(peer):  # as probes and the DHT show in a node
             peer.liveness.heard(other.name, now)
-        return [one for one in peer.world.training() if peer.liveness.is_alive(one, now)]
+        training = (one for one in peer.world.training() if peer.liveness.is_alive(one, now))
+        return [one for one in training if peer.world.cell_of(one) == peer.cell]
 
     def training(self) -> list[tuple[str, int]]:
         return [(one.name, one.replica.clock.step) for one in self._peer.world.others(self._peer)]

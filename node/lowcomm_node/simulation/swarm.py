@@ -24,6 +24,7 @@ from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.outer import worst_block_spread
 from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.shards import cell_of
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.state import Piece, fits
 
@@ -133,6 +134,10 @@ class Swarm:
         )
         return [peer.name for peer in there]
 
+    def cell_of(self, name: str) -> int:
+        """The number of a peer's cell."""
+        return cell_of(self.spec.run_id, name, self.spec.sync.cells)
+
     def others(self, *but: SimulatedPeer | str) -> Iterable[SimulatedPeer]:
         """All peers that train, but these."""
         return [
@@ -179,6 +184,7 @@ class Swarm:
         there = list(self.others(peer))
         if not there:
             return False
+        there = [one for one in there if one.cell == peer.cell] or there
         copies = [transfer.StateSnapshot(one.replica) for one in there]
         base = max(copies, key=lambda one: one.swarm_step)
         manifests, sync = {one: one.manifest([]) for one in copies}, self.spec.sync

@@ -39,7 +39,7 @@ from lowcomm_protocol.peers.invites import (
 )
 from lowcomm_protocol.peers.records import MAX_CLAIM_BYTES, read_record
 from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, Amendment, SpecTimeline, read_chain
-from lowcomm_protocol.spec.run import SignedRun
+from lowcomm_protocol.spec.run import RunSpec, SignedRun
 
 REMOVALS_LIFE, AMENDMENTS_LIFE = 1800.0, 1800.0
 """Seconds for which the DHT keeps them."""
@@ -78,6 +78,11 @@ class RunAdmission:
         self._kept = self.admission.to_bytes()
         self._read_removals()
         self.claim = _own_claim(settings, run, self.rules, peer_id, now)
+
+    @property
+    def spec(self) -> RunSpec:
+        """The settings in force at our swarm step."""
+        return self._spec
 
     def check_ourselves(self, now: float) -> None:
         """Raise NotAdmitted if the run does not admit us, or not any more."""
@@ -140,8 +145,7 @@ class RunAdmission:
     async def _hear_steps(self, discovery: Discovery) -> bool:
         """Before we train, learn the run's swarm step from peers' records. Returns whether
         admission changes. A false record makes us apply early what the creator has signed."""
-        changes = self.course.chain.admissions
-        if self._trains or not any(at > self._reached for at, _, _ in changes):
+        if self._trains or all(link.at <= self._reached for link in self.course.chain.links):
             return False
         now = time()
         for data in (await discovery.lookup(peers_key(self._run.run_id))).values():

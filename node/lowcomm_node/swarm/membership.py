@@ -190,18 +190,19 @@ class Membership:
 
     def _look_at_size(self) -> None:
         """Warn once if the swarm has outgrown the groups of a run that can't hold more together."""
-        sync, peers = self.signed.spec.sync, 1 + self.count()
+        sync, peers = self.run_admission.spec.sync, 1 + self.about[0]
+        most = sync.group * sync.cells
         if self._is_too_large or not sync.realigns_among(peers):
             # A peer that comes and goes around the limit is no news.
-            self._is_too_large = self._is_too_large and peers >= sync.group
+            self._is_too_large = self._is_too_large and peers >= most
             return
         self._is_too_large = True
         self.warn(
             "too-many-peers",
-            f"{peers} peers are alive, but this run is for at most {sync.group} (group = "
-            f"{sync.group}, consensus = 0): most exchanges become realignments, which carry fp32 "
-            "and lose momentum, as `status` counts. Train elsewhere, or ask "
-            'the creator for a run with a larger group or slice_rounds, or method = "lowcomm"',
+            f"{peers} peers are alive, but this run is for at most {most} (group = {sync.group}, "
+            f"cells = {sync.cells}, consensus = 0): most exchanges become realignments, which "
+            "carry fp32 and lose momentum, as `status` counts. The creator can change that: "
+            f"lowcomm-node amend --set sync.cells={sync.cells_for(peers)}",
         )
 
     async def republish(self) -> None:

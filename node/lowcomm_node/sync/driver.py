@@ -62,6 +62,8 @@ class ExchangeDriver(ABC):
         """Seconds in which our trainer had something to do for it: to finish its step first, to
         code, to decode."""
         self.done = asyncio.Event()
+        self.mixes = False
+        """Whether slow weights of another cell have come."""
         self._asked = 0
         self._asked_at = 0.0
         self._why_late = ""
@@ -451,6 +453,8 @@ class ExchangeDriver(ABC):
         details = ["realigned"] if self.one.realign else []
         if self.one.lacking and (missed := self.one.lacking.steps.get(self.peer.me)):
             details.append(f"took over {missed} missed step{'s' if missed > 1 else ''}")
+        if self.mixes:
+            details.append("mixed with another cell")
         if not all(effect.shards):
             details.append(f"{sum(effect.shards)} of {len(effect.shards)} shards")
         self._finish(

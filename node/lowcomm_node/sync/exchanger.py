@@ -22,6 +22,7 @@ from lowcomm_node.node.ipc import Arena
 from lowcomm_node.node.messages import Ready
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.sync import frames, history
+from lowcomm_node.sync.cells import Giver
 from lowcomm_node.sync.driver import ABANDON_DEADLINE, ExchangeDriver, answer_in_time
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
@@ -60,7 +61,13 @@ class RosterView:
         """How many peers copy our state now: they share the line."""
 
     def partners(self) -> list[str]:
-        return [info.peer_id for info in self.roster.partners(time())]
+        roster = self.roster
+        return [i.peer_id for i in roster.partners(time()) if roster.in_cell(i.peer_id)]
+
+    def of_other_cells(self) -> list[str]:
+        """The peers of other cells that train and are alive."""
+        roster = self.roster
+        return [i.peer_id for i in roster.partners(time()) if not roster.in_cell(i.peer_id)]
 
     def training(self) -> list[tuple[str, int]]:
         return [
@@ -74,7 +81,7 @@ class RosterView:
         )
 
     def knows(self, peer: str) -> bool:
-        return self.roster.get(peer, time()) is not None
+        return self.roster.get(peer, time()) is not None and self.roster.in_cell(peer)
 
     def has_room_for(self, place: str, callers: Sequence[str], free: int) -> bool:
         shares = Shares(OF_FEW)
@@ -108,6 +115,7 @@ class Exchanger:
         if self.peer.kind is not None:
             DRIVERS[self.peer.kind.name]  # loaded before there is something to wait for
         self.history = history.History()
+        self.giver = Giver(self)
         self._drivers: dict[int, ExchangeDriver] = {}
         """Exchanges under way, by number."""
         self.drifted = asyncio.Event()
@@ -315,6 +323,10 @@ class Exchanger:
         """Answer one call of an authenticated peer; returns when its stream is done."""
         frame = await self._hear_hello(peer, stream)
         try:
+            if frame.WhichOneof("kind") == "ask" and self.roster.get(peer, time()):
+                self.roster.liveness.heard(peer, time())
+                await self.giver.give(peer, stream, frame.ask)
+                return
             if frame.WhichOneof("kind") != "hello":
                 raise ProtocolViolation("called without saying hello")
             theirs = frames.from_message(frame.hello)

@@ -10,23 +10,34 @@ Three slots hold it, however many take part. Members and shards are in the same,
 All contributions to our shard are of one size; so are all copies of a mean. A size that differs is
 refused unread."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any, ClassVar
+
+import grpc
 
 from lowcomm_node.errors import LinkLost, TrainerError, Unusable
 from lowcomm_node.node import messages
-from lowcomm_node.sync import frames
+from lowcomm_node.sync import cells, frames
 from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.link import GroupLink, Incoming, Link
+from lowcomm_node.system.logs import log
 from lowcomm_protocol.codecs import codec
+from lowcomm_protocol.codecs.nearby import largest
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.errors import MAX_REASON
+from lowcomm_protocol.errors import MAX_REASON, LowcommError
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.matching import lot
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import codec_of_offer
+
+PATIENCE = 0.5
+"""Share of the time that an exchange has taken so far for which a mean waits for slow weights of
+another cell."""
 
 
 class GroupDriver(ExchangeDriver):
@@ -39,6 +50,8 @@ class GroupDriver(ExchangeDriver):
     """Size and digest of the mean of our shard."""
     _missed: tuple[int, bytes] | None = None
     """The same of outer steps that a member lacks."""
+    _reading: asyncio.Task[None] | None = None
+    """Reads slow weights of another cell."""
 
     @property
     def mine(self) -> int:
@@ -161,6 +174,9 @@ class GroupDriver(ExchangeDriver):
                 await link.send(frames.frame_of(effect))
 
     async def _reduce(self, contributors: Sequence[str]) -> None:
+        if self._reading is not None:  # it began with the shares, and is of their size
+            patience = PATIENCE * (monotonic() - self.one.began)
+            await asyncio.wait({self._reading}, timeout=patience)
         offset, _ = self._mean_of(self.peer.me)
         used = [peer for peer in contributors if peer not in self.one.muted]
         try:
@@ -196,6 +212,35 @@ class GroupDriver(ExchangeDriver):
         if (lacking := self.one.lacking) is not None:
             for peer in lacking.receivers(self.peer.me):
                 await self._write_missed(lacking.steps[peer])
+        if self.shared is not None and self.shared.near:
+            self._reading = self._start(self._read_another_cell(self.shared.near))
+
+    # another cell
+
+    async def _read_another_cell(self, near: bytes) -> None:
+        """Bring slow weights of another cell, in our shard, to the trainer, if they come in
+        time."""
+        others, where = self.exchanger.around.of_other_cells(), self.one.offer
+        if not others:
+            return
+        start, stop = shard_bounds(self.ready.numels[self.fragment], len(self.sizes))[self.mine]
+        place = f"{self.peer.me}/{where.fragment}/{where.round}"
+        giver = min(others, key=partial(lot, place))
+        slot, size = self.slots[1], largest(stop - start)
+        # Beside contributions to our shard: where ours would be, or behind them.
+        at = self.mine if size <= self.sizes[self.mine] else len(self.sizes)
+        offset = at * self.sizes[self.mine]
+        into = self._view(slot, offset, size)
+        ask = pb.Ask(fragment=self.fragment, start=start, codes=near)
+        try:
+            size = await cells.read(self.exchanger, giver, ask, into, self.one.deadline)
+            with self.working():
+                await self.trainer.ask(
+                    messages.TakeSlow(fragment=self.fragment, slot=slot, offset=offset, size=size)
+                )
+            self.mixes = True
+        except (LowcommError, grpc.RpcError) as error:
+            log.info("cell.not_read", peer=giver, fragment=self.fragment, reason=str(error))
 
     async def _write_missed(self, steps: int) -> None:
         slot, offset = self.slots[0], sum(self.sizes)

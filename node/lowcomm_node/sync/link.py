@@ -40,7 +40,13 @@ SLACK = 1.5
 """Times as long as it has taken so far a content gets to come whole."""
 MEASURED_FROM = 1.0
 """Seconds after which the part of a content that has come tells how fast the line is."""
-PARTS = {pb.WHOLE: "contribution", pb.SHARE: "share", pb.MEAN: "mean", pb.MISSED: "missed"}
+PARTS = {
+    pb.WHOLE: "contribution",
+    pb.SHARE: "share",
+    pb.MEAN: "mean",
+    pb.MISSED: "missed",
+    pb.SLOW: "slow weights",
+}
 REPEATED = {"members", "contribution"}
 """What one end may send more than once."""
 

@@ -29,7 +29,7 @@ from lowcomm_node.trainer.rehearsal import rehearse
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.codecs.kernels import compiled_here
-from lowcomm_protocol.exchange.kinds import kind_of
+from lowcomm_protocol.exchange.kinds import GROUP, kind_of
 from lowcomm_protocol.reading import deals_of
 from lowcomm_protocol.spec.amendments import newest
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, run_id_of
@@ -188,4 +188,5 @@ def _make_arena(replica: Replica, exchanges: int, shared: int) -> Arena:
     largest = max(fragment.numel for fragment in fragments)
     kind = kind_of(sync)
     slots = memory.at_once(exchanges, len(fragments), largest) * kind.slots if kind else 0
+    slots += kind is GROUP  # one to give slow weights to other cells
     return Arena(shared, slots, slot_bytes(replica.exchanged, sync.codec, largest))

@@ -38,6 +38,9 @@ AnyCoder = TypeVar("AnyCoder", bound=Coder | ShardCoder)
 FP32_BYTES = 4
 HEAD = Struct("<BI")
 EMPTY = torch.empty(0)
+MIXED = 0.25
+"""Share of the way to another cell's slow weights that an outer step goes; the momentum goes about
+as far again. It is no longer than progress is, so a giver that lies does no more than a member."""
 
 
 class Scratch:
@@ -308,6 +311,8 @@ class GroupCapture(CapturedFragment[ShardCoder]):
     slack = MAX_GROUP * FP32_BYTES * BLOCK  # shards are cut at blocks: one may be a block longer
     bounds: Bounds = ()
     mean: Tensor = EMPTY
+    beyond: Tensor = EMPTY
+    """What another cell's slow weights have beyond ours, in our shard; empty: not known."""
     _inbox: Tensor = EMPTY
     """Contributions to our shard, one after the other."""
     _coded: dict[str, bytes] = field(default_factory=dict[str, bytes])
@@ -385,6 +390,8 @@ class GroupCapture(CapturedFragment[ShardCoder]):
         self.worst_block = outer.worst_block_spread(shares)
         if pull:
             outer.apart(mean, phi, -pull, mean)
+        elif self.beyond.numel():
+            mean.add_(self.beyond, alpha=min(MIXED, float(mean.norm() / self.beyond.norm())))
         kept = self.scratch.take(mean.numel()).numpy()
         size = self.coder.reduce(mean.numpy(), start, out, kept)
         self._keep(self.me, out[:size])

@@ -50,6 +50,8 @@ class ExchangeWork:
             messages.Receive: partial(self._submit, self._receive),
             messages.Resend: partial(self._submit, self._resend),
             messages.AverageShard: partial(self._submit, self._reduce),
+            messages.GiveSlow: lambda request: self._coder.submit(self._give_slow, request),
+            messages.TakeSlow: partial(self._submit, self._take_slow),
             messages.WriteOuterSteps: partial(self._submit, self._missed),
             messages.TakeOver: partial(self._submit, self._take_over),
             messages.Merge: self._merge,
@@ -95,7 +97,8 @@ class ExchangeWork:
         with capture.stages.during("hash"):
             places = zip(accumulate(sizes[:-1], initial=0), sizes, strict=True)
             digests = tuple(self._digest(request.slot, *place) for place in places)
-        return messages.Shared(sizes=sizes, digests=digests, steps=capture.steps)
+        near = self._replica.codes_to_ask(request.fragment)
+        return messages.Shared(sizes=sizes, digests=digests, steps=capture.steps, near=near)
 
     def _receive(self, request: messages.Receive, capture: Capture) -> messages.Received:
         data = self._slot(request.slot, request.offset, request.size)
@@ -113,6 +116,17 @@ class ExchangeWork:
         digest = self._digest(request.slot, request.offset, size)
         refused = {peer: refusal_of(error) for peer, error in capture.left_out.items()}
         return messages.ShardAveraged(size=size, digest=digest, refused=refused)
+
+    def _give_slow(self, request: messages.GiveSlow) -> messages.Resent:
+        out = self._slot(request.slot)
+        size = self._replica.give_slow(request.fragment, request.start, request.codes, out)
+        return messages.Resent(size=size, digest=self._digest(request.slot, 0, size))
+
+    def _take_slow(self, request: messages.TakeSlow, capture: Capture) -> Done:
+        data = self._slot(request.slot, request.offset, request.size)
+        with capture.stages.during("decode"):
+            self._replica.take_slow(request.fragment, data)
+        return Done()
 
     def _missed(self, request: messages.WriteOuterSteps, _: Capture) -> messages.Resent:
         steps = self._replica.missed(request.fragment, request.steps)

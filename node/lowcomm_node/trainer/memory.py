@@ -219,6 +219,7 @@ def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:
     count = at_once(exchanges, sync.fragments, fragment)
     each = FLOAT * fragment * (vectors + min(1, outcome)) + kind.slots * slot
     passing = PASSING_VECTORS + max(0, outcome - 1)
+    passing += sync.cells > 1  # slow weights for another cell
     residuals = 2 * model.parameters if sync.error_feedback else 0
     past = 0  # outer steps as they travelled, for members that miss them
     if sync.group > 2 and not sync.consensus:

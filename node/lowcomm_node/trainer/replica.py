@@ -32,6 +32,7 @@ from lowcomm_node.trainer import gpu, judging
 from lowcomm_node.trainer.capture import (
     FP32_BYTES,
     CapturedFragment,
+    GroupCapture,
     PastStep,
     Scratch,
     Slow,
@@ -42,7 +43,7 @@ from lowcomm_node.trainer.inner import InnerReplica
 from lowcomm_node.trainer.judging import Judge
 from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
 from lowcomm_node.trainer.optimizer import learning_rate
-from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
+from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, nearby
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.exchange import outer
 from lowcomm_protocol.exchange.outer import are_finite, contribution, outer_step
@@ -113,6 +114,8 @@ class Replica(InnerReplica):
             )
             for coder in self._coders
         ]
+        self.nearby = [nearby.NearbyReader(numel) for numel in numels]
+        """Reads slow weights of other cells, by fragment."""
         self.directions = judging.Directions()
         """Whether the progress of others points along ours."""
         self._outer = spec.sync.outer_settings
@@ -156,6 +159,30 @@ class Replica(InnerReplica):
         for vectors in (self.phi, self.delta):
             for p, held in enumerate(vectors):
                 vectors[p] = self.slow(p).copy_(held)
+
+    def codes_to_ask(self, fragment: int) -> bytes:
+        """Steps of the blocks of our shard that a peer of another cell is asked for; empty where
+        there is none, or nothing to mix."""
+        capture = self.capture_of(fragment)
+        if not isinstance(capture, GroupCapture) or capture.realign:
+            return b""
+        if self.course.at(self.clock.step).sync.cells == 1:
+            return b""
+        return self.nearby[fragment].codes(*capture.bounds[capture.mine])
+
+    def give_slow(self, fragment: int, start: int, codes: bytes, out: memoryview) -> int:
+        """Code slow weights from ``start`` on for another cell, in as many blocks as there are
+        step codes; bytes. Raises CodecError."""
+        slow = self.phi[fragment][start : start + len(codes) * BLOCK]
+        return nearby.give(slow.numpy(), codes, out)
+
+    def take_slow(self, fragment: int, data: memoryview) -> None:
+        """Take in another cell's slow weights in our shard. Raises CodecError."""
+        capture = self.capture_of(fragment)
+        assert isinstance(capture, GroupCapture), "pairs have no shards"
+        start, stop = capture.bounds[capture.mine]
+        own = capture.phi[start:stop].numpy()
+        capture.beyond = torch.from_numpy(self.nearby[fragment].read(start, own, data))
 
     def slow_digest(self, fragment: int) -> str:
         """SHA-256 of one fragment's slow weights, hexadecimal."""

@@ -238,11 +238,8 @@ class Peer:
         # Few, of what may be thousands.
         left_out = set(self.trust.left_out(self.position.steps)) - self.muted
         trusted = [peer for peer in self._around.partners() if peer not in left_out]
-        run, sync = self.spec.run, self.spec.sync
-        size, pairing = sync.group, sync.pairing
-        return candidates(
-            run.seed, fragment, round_, self.me, trusted, size, pairing, sync.slice_rounds
-        )
+        seed, sync = self.spec.run.seed, self.spec.sync
+        return candidates(seed, fragment, round_, self.me, trusted, sync.group, sync.pairing)
 
     def _offer(self, fragment: int, number: int) -> Offer:
         needs, longest = self.budget.needs_now(fragment, self._now), self.budget.deadlines.longest

@@ -13,13 +13,15 @@ class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SHARE: _ClassVar[Part]
     MEAN: _ClassVar[Part]
     MISSED: _ClassVar[Part]
+    SLOW: _ClassVar[Part]
 WHOLE: Part
 SHARE: Part
 MEAN: Part
 MISSED: Part
+SLOW: Part
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "accept", "refuse", "content", "chunk", "confirm", "abandon", "resend", "roll", "members", "held", "commit")
+    __slots__ = ("hello", "accept", "refuse", "content", "chunk", "confirm", "abandon", "resend", "roll", "members", "held", "commit", "ask")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_FIELD_NUMBER: _ClassVar[int]
     REFUSE_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +34,7 @@ class Frame(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
     hello: Offer
     accept: Offer
     refuse: Refuse
@@ -44,7 +47,8 @@ class Frame(_message.Message):
     members: Members
     held: Held
     commit: Commit
-    def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+    ask: Ask
+    def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "round", "swarm_step", "steps", "tokens", "version", "slow_digest", "seconds", "momentum_digest", "previous")
@@ -83,6 +87,16 @@ class Refuse(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("fragment", "start", "codes")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    start: int
+    codes: bytes
+    def __init__(self, fragment: _Optional[int] = ..., start: _Optional[int] = ..., codes: _Optional[bytes] = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("size", "digest", "part")

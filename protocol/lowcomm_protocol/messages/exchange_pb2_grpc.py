@@ -68,6 +68,9 @@ class ExchangeServicer:
         callee:       accept | refuse     roll members+ (content chunk*){1,3} held commit | abandon
         Contents are a share and a mean; a member that could not make its mean in time sends none. To a member that lacks
         outer steps one other hands them over before its share.
+        Or slow weights of a fragment, for a peer of another cell:
+        caller: ask
+        callee:      content chunk* | refuse
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -23,7 +23,7 @@ from lowcomm_protocol.peers import records
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.pulse import Pulse, read_pulse
 from lowcomm_protocol.peers.records import PeerInfo, Phase
-from lowcomm_protocol.peers.shards import SwarmSize
+from lowcomm_protocol.peers.shards import SwarmSize, cell_of
 from lowcomm_protocol.peers.view import ACTIVE, PASSIVE, SLACK, View
 
 MAX_DIGESTS = 4096
@@ -42,15 +42,18 @@ class Roster:
         admission: Admission | None = None,
         refusals: Refusals | None = None,
         places: Callable[[PeerInfo], Sequence[str]] = lambda info: (),
+        cells: Callable[[], int] = lambda: 1,
     ) -> None:
-        """``places``: networks of the addresses in a record, or its relays."""
+        """``places``: networks of the addresses in a record, or its relays; ``cells``: how many the
+        swarm has now."""
         self.own_peer_id = own_peer_id
         self.run_id = run_id
         self.admission = admission or Admission(Rules(run_id, creator=""))
         """Without one any peer may take part."""
         self.liveness = Liveness(own_peer_id)
         """Signs of life. A record costs its writer nothing, and proves nothing."""
-        self.view = View(own_peer_id)
+        self._cells = cells
+        self.view = View(own_peer_id, self.in_cell)
         self.size = SwarmSize()
         self._places = places
         self._refusals = refusals or Refusals()
@@ -149,6 +152,12 @@ class Roster:
         training = self.in_phase(Phase.TRAINING, now)
         return tuple(info for info in training if self.liveness.is_alive(info.peer_id, now))
 
+    def in_cell(self, peer: str) -> bool:
+        """Whether a peer is of our cell, with which we form groups."""
+        cells = self._cells()
+        own, theirs = (cell_of(self.run_id, one, cells) for one in (self.own_peer_id, peer))
+        return own == theirs
+
     # links
 
     def heard(self, peer: str, now: float, wanted: int = 0, full: bool = False) -> bool:
@@ -159,7 +168,7 @@ class Roster:
         self.liveness.heard(peer, now)
         if full:
             self.view.unlink(peer)
-        elif self.get(peer, now) is not None and (wanted or self.view.wanted):
+        elif self.get(peer, now) is not None and (wanted or self.view.wants(peer)):
             self.view.link(peer, now, wanted > 0, wanted)
         return peer in self.view.active
 

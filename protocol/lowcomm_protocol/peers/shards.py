@@ -8,6 +8,7 @@ lowest rank, which changes every PERIOD seconds.
 """
 
 from collections import deque
+from functools import lru_cache
 from hashlib import sha256
 from statistics import median
 
@@ -23,10 +24,16 @@ REMEMBERED = 8
 """Shards from whose counts the number of peers follows."""
 
 
+@lru_cache(maxsize=8192)
 def shard_of(run_id: str, peer_id: str, bits: int) -> int:
     """The number of a peer's shard of a depth: the first ``bits`` bits of a hash."""
     digest = sha256(f"{run_id}/{peer_id}".encode()).digest()
     return int.from_bytes(digest[:4]) >> (32 - bits)
+
+
+def cell_of(run_id: str, peer_id: str, cells: int) -> int:
+    """The number of a peer's cell of ``cells``, a power of two: that of a shard."""
+    return shard_of(run_id, peer_id, cells.bit_length() - 1)
 
 
 def rank(peer_id: str, now: float) -> float:

@@ -19,7 +19,7 @@ time is an argument.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import ceil, inf
@@ -57,12 +57,15 @@ class Neighbour:
 class View:
     """The view of one peer; ``seed`` makes its choices differ from those of others."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, in_cell: Callable[[str], bool] = lambda peer: False) -> None:
+        """``in_cell``: whether a peer is of our cell: all of these have links, as far as places
+        allow."""
         self.active: dict[str, Neighbour] = {}
         """Oldest links first."""
         self.passive: OrderedDict[str, Neighbour] = OrderedDict()
         """In the order in which they give way."""
         self._seed = seed
+        self._in_cell = in_cell
         self._turn = 0
         self._links: dict[str, int] = {}
         """Links by place."""
@@ -85,6 +88,10 @@ class View:
     def wanted(self) -> int:
         """Links that we look for, beside those that we have."""
         return max(0, ACTIVE - len(self.active))
+
+    def wants(self, peer: str) -> bool:
+        """Whether we look for a link to this peer."""
+        return self.wanted > 0 or self._in_cell(peer)
 
     def learn(
         self, peer: str, places: Sequence[str], now: float, listed: bool, called: bool = False
@@ -109,10 +116,11 @@ class View:
     def is_candidate(self, peer: str) -> bool:
         """Whether a passive peer may be asked for a link now."""
         known = self.passive.get(peer)
-        if known is None or not self.wanted:
+        if known is None or not self.wants(peer):
             return False
+        is_known_well = self._in_cell(peer) or known.listed or self._has_room_for_gossip()
         return not self.is_partial or (
-            (known.listed or self._has_room_for_gossip()) and not self._is_crowded(known.places)
+            is_known_well and not self._is_crowded(known.places, self._in_cell(peer))
         )
 
     def crowd(self, peer: str) -> int:
@@ -132,11 +140,12 @@ class View:
         known = self.passive.get(peer)
         if known is None:
             return False
-        is_crowded = self.is_partial and self._is_crowded(known.places)
+        in_cell = self._in_cell(peer)
+        is_crowded = self.is_partial and self._is_crowded(known.places, in_cell)
         if is_crowded or len(self.active) >= ACTIVE + (SLACK if asked else 0):
             displaced = None
-            if asked and wanted > ACTIVE // 2:
-                displaced = self._weakest(now, known.places if is_crowded else ())
+            if in_cell or (asked and wanted > ACTIVE // 2):
+                displaced = self._weakest(now, known.places if is_crowded else (), in_cell)
             if displaced is None:
                 return False
             self._displaced = now
@@ -208,11 +217,13 @@ class View:
             if any(self._known[place] == most for place in known.places)
         )
 
-    def _is_crowded(self, places: Sequence[str]) -> bool:
+    def _is_crowded(self, places: Sequence[str], in_cell: bool) -> bool:
         """Whether one of these places has its share of our links."""
         share, of_place = ceil((ACTIVE + SLACK) / max(1, len(self._places))), OF_PLACE
         if len(self._places) >= 2 * ACTIVE:
             of_place = 1  # so that few networks fill no views, however often they ask
+        if in_cell:
+            of_place = OF_PLACE  # beyond it groups would form without a part of the cell
         return any(
             self._links.get(place, 0) >= max(of_place if "/" in place else OF_RELAY, share)
             for place in places
@@ -222,13 +233,17 @@ class View:
         handed_over = sum(not known.listed for known in self.active.values())
         return handed_over < ACTIVE - ACTIVE // LISTED
 
-    def _weakest(self, now: float, crowded: Sequence[str]) -> str | None:
-        """The link that gives way to a newcomer: of the younger half, where most others are, and
-        in the same places if these are crowded."""
+    def _weakest(self, now: float, crowded: Sequence[str], in_cell: bool) -> str | None:
+        """The link that gives way to a newcomer: of the younger half, or for one of our cell of all
+        but the oldest third; where most others are, and in the same places if these are crowded."""
         if now - self._displaced < DISPLACE_EVERY:
             return None
-        younger, lots = list(self.active)[len(self.active) // 2 :], self._lots()
-        younger = [one for one in younger if {*crowded} <= {*self.active[one].places}]
+        older, lots = len(self.active) // (3 if in_cell else 2), self._lots()
+        younger = [
+            one
+            for one in list(self.active)[older:]
+            if {*crowded} <= {*self.active[one].places} and not self._in_cell(one)
+        ]
 
         def strength(peer: str) -> tuple[int, bytes]:
             crowd = max(
@@ -237,9 +252,9 @@ class View:
             return -crowd, lots(peer)
 
         weakest = min(younger, key=strength, default=None)
-        # A link that has its network to itself gives way to none that asks: who asks most would
-        # have them all.
-        return weakest if crowded or (weakest and strength(weakest)[0] < -1) else None
+        # A link that has its network to itself gives way to none that asks, but of its cell: who
+        # asks most would have them all.
+        return weakest if crowded or in_cell or (weakest and strength(weakest)[0] < -1) else None
 
     def _lots(self) -> "Lots":
         self._turn += 1

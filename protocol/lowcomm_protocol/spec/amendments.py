@@ -24,7 +24,7 @@ SCHEDULE = (
     *("train.warmup", "train.schedule", "train.decay", SHARES),
 )
 """What changes training; `SHARES`: new shares of all ``data.parts``, in their order."""
-AMENDABLE = (*SCHEDULE, "run.description", "run.admission", "run.members")
+AMENDABLE = (*SCHEDULE, "sync.cells", "run.description", "run.admission", "run.members")
 MAX_AMENDMENTS = 32
 MAX_CHAIN_BYTES = 20 * 1024
 """Of an encoded chain."""

@@ -47,7 +47,7 @@ ADDED: Mapping[str, Any] = {
     "train.decay": 0.2,
     "train.document_mask": False,
     "sync.pairing": "hypercube",
-    "sync.slice_rounds": 1,
+    "sync.cells": 1,
     "sync.memory": 0.0,
 }
 """By ``SECTION.SETTING``: what a document without it means. A new setting needs a line."""

@@ -8,6 +8,7 @@ in ``document.ADDED``: what a run means that was signed before the setting exist
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from math import ceil, log2
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
@@ -46,6 +47,9 @@ BUILTIN_TOKENS = {"bytes": BYTES, "builtin:stories": STORY_TOKENS}
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 """Largest tokenizer.json; the largest published ones have half of it."""
 MAX_MEMBERS = 256
+MAX_CELLS = 1024
+CELL_SHARE = 0.6
+"""Share of a group that the members of a cell fill on average: chance makes some cells larger."""
 MAX_CHAT_TEMPLATE = 16 * 1024
 """Characters."""
 
@@ -393,10 +397,6 @@ class TrainSettings(Settings):
         } | given
 
 
-RARELY = 32
-"""Rounds from which on slices change so rarely that few exchanges are realignments."""
-
-
 class SyncSettings(Settings):
     """``[sync]``: when, with how many, and how fragments are exchanged; a method presets it."""
 
@@ -420,8 +420,9 @@ class SyncSettings(Settings):
     pairing: Annotated[str, AfterValidator(OneOf(PAIRINGS))] = "hypercube"
     """Whom a peer meets where ``group = 2``: across a hypercube, or in pairs drawn anew each
     time."""
-    slice_rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """Where a swarm has more peers than a group holds: rounds for which the same peers meet."""
+    cells: Annotated[int, Field(ge=1, le=MAX_CELLS)] = 1
+    """Parts of a swarm that is larger than a group, a power of two: groups form within one, and
+    what each learns passes on to the others."""
     min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
     """Own inner steps since a fragment's last contribution before another exchange of it."""
     outer: Annotated[str, AfterValidator(OneOf(OUTER_RULES))]
@@ -438,9 +439,15 @@ class SyncSettings(Settings):
     """Share of the fast weights that ``merge = "mix"`` keeps."""
 
     def realigns_among(self, peers: int) -> bool:
-        """Whether so many peers would often realign: slices change, and weights are not pulled."""
-        changes = peers > self.group and self.slice_rounds < RARELY
-        return self.group > 1 and self.consensus == 0 and changes
+        """Whether so many peers would often realign: more than a group are in a cell, and nothing
+        pulls their weights together."""
+        return self.group > 1 and self.consensus == 0 and peers > self.group * self.cells
+
+    def cells_for(self, peers: int) -> int:
+        """The number of cells for so many peers; 1 where a group holds them."""
+        if peers <= self.group:
+            return 1
+        return min(MAX_CELLS, 1 << ceil(log2(peers / (CELL_SHARE * self.group))))
 
     @property
     def outer_settings(self) -> OuterSettings:
@@ -472,6 +479,13 @@ class SyncSettings(Settings):
                 f"{self.consensus} needs: "
                 'set consensus = 0 with groups of the whole swarm, or codec = "fp32" or "bf16"'
             )
+        if self.cells > 1 and (self.group == 2 or self.consensus > 0):
+            raise ValueError(
+                f"cells = {self.cells} needs groups of three or more with consensus = 0: pairs and "
+                "groups whose weights are pulled together meet anybody"
+            )
+        if self.cells & (self.cells - 1):
+            raise ValueError(f"cells = {self.cells} is not a power of two")
         if self.group > 1:
             validate_outer(self.outer_settings, self.group)
         return self

@@ -163,6 +163,30 @@ def test_a_failed_peer_goes_before_those_of_a_crowded_network_and_a_failed_link_
     assert "caller" not in view and len(view.passive) == PASSIVE
 
 
+def test_peers_of_our_cell_have_links_in_a_full_view_and_give_way_to_no_others():
+    cell = {f"cell-{number}" for number in range(30)}
+    view = filled(100, view=View("me", cell.__contains__))
+    link_all(view)
+    assert len(view.active) == ACTIVE and not view.wanted
+    for number, peer in enumerate(sorted(cell)):
+        view.learn(peer, [f"cell-{number}/24"], NOW, listed=False)
+        assert view.wants(peer) and view.is_candidate(peer)
+        assert view.link(peer, NOW + number * DISPLACE_EVERY)
+    assert cell <= view.active.keys() and len(view.active) == ACTIVE
+    for number in range(100, 300):
+        view.learn(f"peer-{number}", [f"net-{number % 20}/24"], NOW, True)
+        view.link(f"peer-{number}", NOW + 100 * number, asked=True)
+    assert cell <= view.active.keys()
+
+
+def test_a_network_gets_few_links_of_our_cell_too():
+    view = filled(2 * ACTIVE, view=View("me", lambda peer: peer.startswith("key")))
+    for number in range(10):
+        view.learn(f"key-{number}", ["one/24"], NOW, True)
+        view.link(f"key-{number}", NOW + number * DISPLACE_EVERY, asked=True)
+    assert sum(peer.startswith("key") for peer in view.active) == OF_PLACE
+
+
 class ViewMachine(RuleBasedStateMachine):
     """Peers come, ask, fail and go in any order; small bounds in place of the real ones."""
 

@@ -45,7 +45,7 @@ async def start(folder: Path) -> dict[str, TrainerThread]:
     trainers = {peer: TrainerThread() for peer in PEERS}
     for peer, trainer in trainers.items():
         ready = await trainer.start(tiny_settings(folder, peer, IN_GROUPS))
-        assert ready.slots == 2 * GROUP.slots
+        assert ready.slots == 2 * GROUP.slots + 1, "and one to give slow weights from"
     await step(trainers)
     return trainers
 
