@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from lowcomm_node.node.process import Trainer
     from lowcomm_node.sync.exchanger import Exchanger
 
-GIVEN = 0.5
-"""Share of a fragment that we give to other cells between two outer steps of it: several times
-what they ask for on average."""
-
 
 class CellLink(Link):
     """The stream on which one content comes from another cell."""
@@ -43,7 +39,7 @@ class CellLink(Link):
 
 @dataclass
 class Given:
-    """What was given of a fragment since an outer step of it."""
+    """What was given of a fragment since an outer step of it: as much as all of it, at most."""
 
     version: int
     """The number of outer steps."""
@@ -107,7 +103,7 @@ class Giver:
         given = self._given.get(ask.fragment)
         if given is None or given.version != version:
             given = self._given[ask.fragment] = Given(version)
-        if peer in given.peers or given.blocks + len(ask.codes) > GIVEN * blocks:
+        if peer in given.peers or given.blocks + len(ask.codes) > blocks:
             return Refusal.BUSY
         given.peers.add(peer)
         given.blocks += len(ask.codes)

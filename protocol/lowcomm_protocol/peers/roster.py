@@ -11,6 +11,7 @@ A record costs its writer nothing, so it proves nothing: only alive peers are me
 believed. An unknown peer gets a probe beside the exchanges, never a place in one.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -53,6 +54,8 @@ class Roster:
         self.liveness = Liveness(own_peer_id)
         """Signs of life. A record costs its writer nothing, and proves nothing."""
         self._cells = cells
+        self.cells = 1
+        """Those in which groups form now."""
         self.view = View(own_peer_id, self.in_cell)
         self.size = SwarmSize()
         self._places = places
@@ -154,9 +157,19 @@ class Roster:
 
     def in_cell(self, peer: str) -> bool:
         """Whether a peer is of our cell, with which we form groups."""
-        cells = self._cells()
-        own, theirs = (cell_of(self.run_id, one, cells) for one in (self.own_peer_id, peer))
+        own, theirs = (cell_of(self.run_id, one, self.cells) for one in (self.own_peer_id, peer))
         return own == theirs
+
+    def _count_cells(self, now: float) -> int:
+        """As many cells as the run has, or fewer where we know all peers, and one would be alone:
+        nobody would meet it."""
+        cells = self._cells()
+        there = [self.own_peer_id, *(info.peer_id for info in self.alive(now))]
+        while cells > 1 and not self.view.is_partial:
+            if min(Counter(cell_of(self.run_id, one, cells) for one in there).values()) > 1:
+                break
+            cells //= 2
+        return cells
 
     # links
 
@@ -177,7 +190,7 @@ class Roster:
 
         A peer whose sign of life is too old loses its link.
         """
-        view = self.view
+        view, self.cells = self.view, self._count_cells(now)
         for peer in [peer for peer in view.active if not self.liveness.is_proved(peer, now)]:
             view.unlink(peer, failed=True)
         known = {info.peer_id: info for info in self.known(now)}

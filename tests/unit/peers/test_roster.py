@@ -13,6 +13,7 @@ from lowcomm_protocol.peers.invites import issue_invite
 from lowcomm_protocol.peers.pulse import Pulse, write_pulse
 from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW, MAX_LIFE, PeerInfo, Phase, write_record
 from lowcomm_protocol.peers.roster import FIRST_REST, MAX_MISSED, REFRESH, RETRY, Roster
+from lowcomm_protocol.peers.shards import cell_of
 
 ME = Identity(b"m" * 32)
 PEERS = [Identity(bytes([number]) * 32) for number in range(1, 8)]
@@ -216,3 +217,30 @@ def test_a_peer_hands_over_records_of_others_that_are_there(roster, monkeypatch)
     passed = roster.to_pass(ALICE.peer_id, NOW)
     assert set(passed) == {record(PEERS[1]), record(PEERS[2])}
     assert roster.to_pass(ALICE.peer_id, NOW + 60) == [], "expired"
+
+
+def test_cells_are_fewer_where_a_peer_would_be_alone_in_one():
+    roster = Roster(ME.peer_id, RUN, cells=lambda: 4)
+
+    def cell(peer: str) -> int:
+        return cell_of(RUN, peer, 4)
+
+    def meet(identity: Identity) -> None:
+        roster.hear(record(identity), NOW)
+        roster.heard(identity.peer_id, NOW)
+        roster.due(NOW, (), 0)
+
+    keys = [Identity(bytes([number]) * 32) for number in range(1, 60)]
+    of_half = [one for one in keys if cell(one.peer_id) // 2 == cell(ME.peer_id) // 2]
+    ours = [one for one in of_half if cell(one.peer_id) == cell(ME.peer_id)]
+    beside = [one for one in of_half if one not in ours]
+    others = [one for one in keys if one not in of_half]
+    meet(ours[0])
+    assert roster.cells == 4
+    meet(beside[0])
+    assert roster.cells == 2 and roster.in_cell(beside[0].peer_id)
+    meet(others[0])
+    assert roster.cells == 1 and roster.in_cell(others[0].peer_id)
+    meet(beside[1])
+    meet(next(one for one in others[1:] if cell(one.peer_id) == cell(others[0].peer_id)))
+    assert roster.cells == 4 and not roster.in_cell(beside[0].peer_id)

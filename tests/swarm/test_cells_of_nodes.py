@@ -1,0 +1,47 @@
+"""What must hold when a creator splits a swarm that trains into cells."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from helpers.processes import Node, Swarm, run
+from helpers.waiting import until
+from lowcomm_node.storage.files import load_or_create_identity
+from lowcomm_protocol.peers.shards import cell_of
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+
+
+def test_nodes_that_are_split_into_cells_train_on_in_them_and_mix(swarm: Swarm) -> None:
+    swarm.bootstrap()
+    home, spec = str(swarm.folder / "creator"), swarm.spec("streaming-diloco", start_peers=4)
+    told = "--peers", swarm.address, "--home", home, "--json"
+    created = run("lowcomm_node", "create", str(spec), *told)
+    assert created.returncode == 0, created.stderr
+    run_id = json.loads(created.stdout)["run_id"]
+
+    names, cells = list[str](), Counter[int]()
+    for number in range(100):
+        key = swarm.folder / f"node-{number}" / "identity.key"
+        key.parent.mkdir()
+        cell = cell_of(run_id, load_or_create_identity(key).peer_id, 2)
+        if cells[cell] < 2:
+            cells[cell] += 1
+            names.append(key.parent.name)
+        if len(names) == 4:
+            break
+    nodes = [swarm.node(name) for name in names]
+    for node in nodes:
+        node.until_completed(1)
+    done = run("lowcomm_node", "amend", "--home", home, "--set", "sync.cells=2", "--at", "1")
+    assert done.returncode == 0, done.stderr
+
+    def mixed(node: Node) -> list[dict[str, Any]]:
+        return [one for one in node.events("exchange.applied") if "mixed" in one["reason"]]
+
+    until(lambda: all(map(mixed, nodes)), 120, "each mixes with another cell")
+    for node in nodes:
+        assert {len(one["partners"]) for one in mixed(node)} == {1}
+        assert not any("realigned" in one["reason"] for one in mixed(node))
