@@ -316,6 +316,7 @@ class SyncSchedule:
     def __init__(self, interval: int, progress: Sequence[FragmentProgress]) -> None:
         self.interval = interval
         self._progress = list(progress)
+        self._waits_until = [0] * len(self._progress)
 
     def __getitem__(self, fragment: int) -> FragmentProgress:
         return self._progress[fragment]
@@ -331,7 +332,10 @@ class SyncSchedule:
     def due_from(self, fragment: int) -> int:
         """The first swarm step at which a fragment is due."""
         synced = max(self._progress[fragment].synced, self.round_of(fragment, 0))
-        return offset(fragment, len(self), self.interval) + (synced + 1) * self.interval
+        return max(self._sync_point(fragment, synced + 1), self._waits_until[fragment])
+
+    def _sync_point(self, fragment: int, number: int) -> int:
+        return offset(fragment, len(self), self.interval) + number * self.interval
 
     def round_of(self, fragment: int, swarm_step: int) -> int:
         """Which sync of this fragment a swarm step belongs to."""
@@ -356,6 +360,11 @@ class SyncSchedule:
     def steps_alone(self, steps: int) -> int:
         """Own inner steps since the last merge of any fragment, after ``steps`` of them."""
         return steps - max(progress.merged_steps for progress in self._progress)
+
+    def wait(self, fragment: int, swarm_step: int, steps: int) -> None:
+        """Let a fragment that is due wait for ``steps``, at most until its next sync point."""
+        next_sync = self._sync_point(fragment, self.round_of(fragment, swarm_step) + 1)
+        self._waits_until[fragment] = min(swarm_step + steps, next_sync)
 
     def skip(self, fragment: int, swarm_step: int) -> None:
         """Count a sync that found no partner: the fragment waits for its next sync point."""

@@ -24,8 +24,12 @@ from lowcomm_protocol.spec.run import RunSpec
 
 PATIENCE = 2
 """Exchanges of a fragment in a row that are left to a larger part of the group."""
+MANY = 16
+"""Peers that meet others, after which a fragment is tried again before its next sync. In a small
+swarm with an odd number of peers one is left over each time."""
 HURRY = 2
 """Usual times that a group gets whose members include a peer that has kept us waiting."""
+_TAKEN = (Refusal.BUSY, Refusal.TOO_SOON)
 # Refusals by which a peer says that we are wrong. Enough of them, and we copy a state (`Drift`).
 _LEAVES_US_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
 
@@ -540,7 +544,12 @@ class Peer:
     ) -> None:
         # Where the call of a peer began it, our own attempt is still due.
         if outcome is not Outcome.APPLIED and one.call is None:
-            self.position.schedule.skip(one.fragment, self.position.swarm_step)
+            schedule, swarm_step = self.position.schedule, self.position.swarm_step
+            meet_others = [cause in _TAKEN for cause in one.machine.causes.values()]
+            if one.kind.all_call or sum(meet_others) < MANY:
+                schedule.skip(one.fragment, swarm_step)
+            else:  # after these steps they accept calls again
+                schedule.wait(one.fragment, swarm_step, self.spec.sync.min_steps)
         is_minority = one.machine.cause is Cause.MINORITY
         self._minority[one.fragment] = self._minority[one.fragment] + 1 if is_minority else 0
         if outcome is not Outcome.APPLIED and one.lacks(self.me):

@@ -17,7 +17,7 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange import events, kinds
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
-from lowcomm_protocol.exchange.peer import Peer
+from lowcomm_protocol.exchange.peer import MANY, Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import Refusal
 from lowcomm_protocol.plan import FragmentProgress
@@ -273,6 +273,19 @@ def test_nobody_else_waits_so_that_no_ring_of_peers_waits_for_each_other():
     busy.called_by(busy.first, 2)
     again = events.Refuse(call=3, peer=busy.first, reason=Refusal.BUSY)
     assert busy.called_by(busy.first, 3) == [again]
+
+
+@pytest.mark.parametrize(("count", "again"), [(MANY - 1, 16), (MANY, 10)])
+def test_who_finds_all_of_many_peers_taken_tries_again_before_the_next_sync(count, again):
+    others = tuple(f"peer-{number}" for number in range(count))
+    peer, one = begun(Deadlines(), others=others)
+    effects = list[events.Effect]()
+    for other in one.machine.candidates:
+        refused = events.Refused(exchange=one.number, peer=other, reason=Refusal.BUSY)
+        effects = peer.handle(100.1, refused)
+    assert isinstance(effects[-1], events.End)
+    peer.handle(100.2, events.Dropped(exchange=one.number, reason="no partner"))
+    assert peer.position.schedule.due_from(0) == again
 
 
 def told(one: Underway) -> list[str]:

@@ -59,6 +59,19 @@ def test_a_skipped_sync_waits_for_the_next_sync_point_and_counts_as_no_merge():
     assert list(schedule.due(step + 20)) == [0]
 
 
+def test_a_fragment_that_waits_is_due_again_after_its_steps_or_at_its_next_sync_point():
+    schedule = fresh(interval=20, count=1)
+    dues = list[int]()
+    for step in range(20, 61):
+        if schedule.due(step):
+            dues.append(step)
+            schedule.wait(0, step, 8)
+    assert dues == [20, 28, 36, 40, 48, 56, 60]
+    assert schedule[0].synced == -1
+    schedule.merged(0, 61, 61, 61)
+    assert schedule.due_from(0) == 80, "what it has met, it waits for no more"
+
+
 @given(st.lists(st.tuples(st.sampled_from(["skip", "merge"]), st.integers(0, 500)), max_size=40))
 def test_the_sync_index_never_goes_back(calls):
     schedule = fresh(count=1)
