@@ -136,7 +136,7 @@ text-missing: Packed text comes slowly, or nobody gives it, so what is here is r
 few-peers: Fewer peers came than the run begins with.
     Nothing: others may join later.
 too-many-peers: More peers are alive than the run is for, so exchanges are less useful.
-    Train elsewhere, or ask the run's creator for a larger group.
+    Ask the run's creator for more cells, or train elsewhere.
 not-taken: A peer does not take this node into the run.
     Ask the run's creator for an invite, or why it was removed.
 record-not-published: The record with this node's address was not published; it is tried again.
