@@ -14,7 +14,8 @@ take a step a second and exchange each 50, all at once, which is the hardest cas
     views     links of 1,000 and 10,000 peers: their spread, what is left where half die at once,
               and a newcomer after 60 s
 
-Writes each result to benchmarks/results/simulated.json; skips those that are there.
+Writes each result to benchmarks/results/simulated.json, skips those that are there, and makes
+simulated.md of all.
 """
 
 import gc
@@ -49,13 +50,14 @@ def swarm(
     gc.freeze()
     one.run()
     applied, rounds = one.outcomes[Outcome.APPLIED], seconds // INTERVAL - 1
+    met = {(peer, at // INTERVAL) for at, peer, end, _ in one.story if end is Outcome.APPLIED}
     return {
         "peers": peers,
         "virtual_seconds": seconds,
         "cpu_seconds": round(process_time() - before, 1),
         "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "outcomes": {outcome.value: one.outcomes[outcome] for outcome in Outcome},
-        "applied_of_due": round(applied / (peers * rounds), 4),
+        "met_in_round": round(len(met) / (peers * rounds), 4),
         "calls_a_pair": round(2 * one.effects["Dial"] / applied, 2) if group == 2 else None,
         "calls_to_gossip": one.gossip.calls if one.gossip else None,
         "held_against_peers": one.effects["Penalty"],
@@ -111,6 +113,40 @@ JOBS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+SWARM = {
+    "peers": "peers",
+    "virtual_seconds": "virtual s",
+    "met_in_round": "find a partner in a round",
+    "calls_a_pair": "calls a pair",
+    "spread": "spread of weights",
+    "spread_alone": "without exchanges",
+    "cpu_seconds": "CPU s",
+}
+VIEWS = {
+    "peers": "peers",
+    "in_degree": "links",
+    "in_degree_spread": "their spread",
+    "links_of_newcomer": "a newcomer's after 60 s",
+    "component_of_half": "of a half that stays, connected",
+    "living_links_after_2_minutes": "its links after 2 minutes",
+    "cpu_seconds": "CPU s",
+}
+
+
+def report(results: dict[str, dict[str, Any]]) -> str:
+    """All results as tables."""
+    tables = list[str]()
+    for columns, own in ((SWARM, "spread"), (VIEWS, "in_degree")):
+        kept = [(key, one) for key, one in results.items() if own in one]
+        rows = [(key, *(_text(one[name]) for name in columns)) for key, one in kept]
+        tables.append(kit.table(("", *columns.values()), rows))
+    return "\n\n".join(tables) + "\n"
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}" if 0 < value < 0.1 else f"{value:g}"
+
+
 def main() -> int:
     """Measure what is missing."""
     parser = kit.parser(__doc__)
@@ -120,6 +156,7 @@ def main() -> int:
             row = {"machine": kit.loaded_machine()} | JOBS[key]()
             kit.write(OUT, kit.read(OUT) | {key: row})
             print(key, row, flush=True)
+    OUT.with_suffix(".md").write_text(report(kit.read(OUT)))
     return 0
 
 
