@@ -183,9 +183,6 @@ TRIED_GROUPS = (
         name="groups, q2 every 4, momentum .5, memory .9, mix .25",
         sync=GROUPS[0].sync | {"merge": "mix", "mix": 0.25},
     ),
-    *(remembering_group(220, 14, 0.4, memory, **TRYING) for memory in (0.72, 0.85)),
-    *(remembering_group(220, 14, 0.5, memory, **TRYING) for memory in (0.72, 0.9)),
-    remembering_group(220, 14, 0.7, 0.72, **TRYING),
 )
 """Seen once, like `TRIED`."""
 MANY = (64, 128)
