@@ -104,6 +104,8 @@ class Ready(Answer, name="ready"):
     """Estimate of the memory that daemon and trainer need at most, in bytes."""
     gpu: str = ""
     """UUID of the GPU that trains; empty for a processor."""
+    duty: float = 1.0
+    """Share of the time in which steps compute."""
     text: tuple[TextPiece, ...] = ()
     """Pieces of packed text that are still to be read, in their order; the first of each part may
     be half read."""
@@ -411,7 +413,7 @@ class StepFigures:
     """Seconds in inner steps since the trainer started."""
     waited: Mapping[str, float] = field(default_factory=dict)
     """Seconds since then in which training waited between two steps, by what for: such as
-    `capture`, `merge`, `evaluate`, `save`."""
+    `capture`, `merge`, `evaluate`, `save`; `duty` is rest between micro-batches, too."""
 
 
 class InnerStepTaken(TrainerEvent, StepFigures, name="step"):

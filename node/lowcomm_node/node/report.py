@@ -234,6 +234,7 @@ def _trainer(state: NodeState) -> TrainerStatus:
         last_failure=supervisor.last_failure,
         device=ready.device if ready else None,
         parameters=ready.parameters if ready else None,
+        duty=ready.duty if ready else None,
         total_steps=_settings_now(state, state.run).run.steps if state.run else None,
         remaining=_remaining(state),
         tokenizing=state.board.tokenizing,

@@ -28,7 +28,15 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.rules import Schedule, read_schedule
 from lowcomm_node.storage.paths import Paths, absolute
 from lowcomm_node.system.machine import LAST
-from lowcomm_node.system.units import NONE, read_duration, read_rate, write_duration, write_rate
+from lowcomm_node.system.units import (
+    NONE,
+    read_duration,
+    read_rate,
+    read_share,
+    write_duration,
+    write_rate,
+    write_share,
+)
 from lowcomm_protocol.errors import AdmissionError
 
 if TYPE_CHECKING:
@@ -149,6 +157,12 @@ Duration = Annotated[
     PlainSerializer(write_duration, when_used="json"),
 ]
 """Seconds, written such as 90s, 30m or 2h."""
+Share = Annotated[
+    float,
+    BeforeValidator(lambda value: read_share(str(value))),
+    PlainSerializer(write_share, when_used="json"),
+]
+"""Of the time, written such as 60%."""
 Hours = Annotated[
     Schedule | None,
     BeforeValidator(lambda value: read_schedule(str(value))),
@@ -316,6 +330,12 @@ class NodeSettings(BaseModel):
     only_idle: bool = _setting("Train only while nobody uses this machine", default=False)
     idle_after: Duration = _setting("How long nobody must have used it", "TIME", default=600.0)
     on_battery: bool = _setting("Whether to train on battery: yes or no", "yes|no", default=True)
+
+    duty: Share = _setting(
+        "Share of the time in which steps compute; between micro-batches the node rests",
+        "PERCENT",
+        default=1.0,
+    )
 
     record_life: RecordLife = _setting(
         "How long a record of this node is valid; renewed after a third at the latest",

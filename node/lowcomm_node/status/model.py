@@ -121,6 +121,8 @@ class TrainerStatus(Progress):
     """Such as `cpu` or `cuda`; null until the model is built."""
     parameters: int | None
     """Of the model; null until it is built."""
+    duty: float | None = None
+    """Share of the time in which its owner lets steps compute; null until the model is built."""
     total_steps: int | None
     """Swarm steps of the whole run, as amended."""
     remaining: float | None = None

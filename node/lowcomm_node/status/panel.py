@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.status.model import Status, SwarmStatus
-from lowcomm_node.status.words import peers_in_words, text_in_words
+from lowcomm_node.status.words import peers_in_words, speed_in_words, text_in_words
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.units import (
     MISSING,
@@ -155,7 +155,7 @@ def _speed(status: Status) -> Text:
     trainer = status.trainer
     rate = trainer.learning_rate
     return _line(
-        f"{quantity(trainer.tokens_per_second)} tokens/s",
+        speed_in_words(trainer),
         (f"   {clean(trainer.device or MISSING).upper()}", "dim"),
         (f"   {quantity(trainer.parameters)} parameters", "dim"),
         (f"   lr {rate:.2e}" if rate is not None else "", "dim"),

@@ -9,11 +9,20 @@ from typing import Any
 from lowcomm_node.node.messages import Evaluated, MicroBatch, Tokenizing
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.events import Contributed, details
-from lowcomm_node.status.model import Status, TextStatus
+from lowcomm_node.status.model import Status, TextStatus, TrainerStatus
 from lowcomm_node.system.command import program
 from lowcomm_node.system.logs import Event
 from lowcomm_node.system.systemd import Condition
-from lowcomm_node.system.units import MISSING, clean, loss, quantity, seconds, short_peer, size
+from lowcomm_node.system.units import (
+    MISSING,
+    clean,
+    loss,
+    quantity,
+    seconds,
+    short_peer,
+    size,
+    write_share,
+)
 
 _LINES: Mapping[str, str] = {
     "phase": "{phase}",
@@ -76,13 +85,20 @@ def peers_in_words(status: Status, which: str = "") -> str:
     return f"{status.peers} {which}{'peer' if status.peers == 1 else 'peers'}"
 
 
+def speed_in_words(trainer: TrainerStatus) -> str:
+    """The speed of training, and which share of the time its owner allows."""
+    duty = trainer.duty or 1.0
+    limit = f" at {write_share(duty)} duty" if duty < 1 else ""
+    return f"{quantity(trainer.tokens_per_second)} tokens/s{limit}"
+
+
 def progress_in_words(status: Status) -> str:
     """The progress of a node that trains."""
     trainer, exchanges = status.trainer, status.exchanges
     parts = (
         f"step {trainer.swarm_step or 0} of {trainer.total_steps}",
         f"loss {loss(trainer.loss)}",
-        f"{quantity(trainer.tokens_per_second)} tokens/s",
+        speed_in_words(trainer),
         f"{exchanges.completed} exchanges, {size(status.bytes_sent)} sent",
         peers_in_words(status, "other "),
     )

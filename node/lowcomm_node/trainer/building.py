@@ -85,6 +85,7 @@ def build(
                 "send them."
             )
         replica.begin_with([Path(file) for file in settings.start])
+    replica.duty.share = settings.duty
     gradient, footprint = replica.gradient, family_of(spec.model).footprint(spec.model)
     gradient.cut = cut
     gradient.may_recompute = choices.recompute is None and footprint.blocks > 0
@@ -172,6 +173,7 @@ def ready_of(replica: Replica, arena: Arena) -> Ready:
         runs=tuple(map(tuple, form.fragments)),
         ranges=form.ranges,
         gpu=f"GPU-{uuid}" if uuid else "",
+        duty=replica.duty.share,
         text=replica.stream.pieces,
     )
 

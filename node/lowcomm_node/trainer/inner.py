@@ -23,6 +23,7 @@ from lowcomm_node.system.tasks import Readings
 from lowcomm_node.trainer.gpu import loss_of
 from lowcomm_node.trainer.micro_batch import Gradient
 from lowcomm_node.trainer.optimizer import InnerOptimizer
+from lowcomm_node.trainer.rest import Duty
 from lowcomm_protocol.plan import SwarmClock, plan_fragments
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
@@ -78,6 +79,8 @@ class InnerReplica:
         worth_it = on_gpu and can_compile()
         self.loss = loss_of(self.model, worth_it if compiled is None else compiled)
         self.gradient = Gradient(self.model, self._loss_of, spec.train.batch)
+        self.duty = Duty(partial(torch.cuda.synchronize, device) if on_gpu else lambda: None)
+        self.gradient.rest = self.duty.rest
         self.runs_ahead = on_gpu
         """Whether steps are queued before the outcome of those before is known."""
         self.clock = SwarmClock()
@@ -107,6 +110,7 @@ class InnerReplica:
 
     def take_step(self) -> None:
         """The same without waiting for a GPU: ``settle`` gives its outcome."""
+        self.duty.begin()
         batch = self.stream.next_batch()
         if self.device.type == "cuda":  # it copies pinned memory without waiting for earlier steps
             batch = batch[0].pin_memory(), batch[1].pin_memory()
@@ -129,6 +133,7 @@ class InnerReplica:
         self.steps += 1
         self.clock.tick()
         self.unsettled.append((self.steps, self.clock.step, figures))
+        self.duty.rest()
 
     def settle(self) -> StepOutcome:
         """Count the oldest step not counted yet in ``tokens`` or ``skipped``; waits for the

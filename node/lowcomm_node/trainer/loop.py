@@ -277,7 +277,10 @@ class TrainerLoop:
             now = monotonic()
             # Steps that were queued behind one another began when the one before them ended.
             seconds, self._reported = now - max(began, self._reported), now
-            self._computing += seconds
+            rested = self.replica.duty.take_rested()
+            self._computing += max(0.0, seconds - rested)
+            if rested:
+                self._waits.add("duty", rested)
             rate = self.replica.spec.tokens_per_step / max(1e-9, seconds)
             self._tokens_per_second += (0.1 if self._tokens_per_second else 1.0) * (
                 rate - self._tokens_per_second

@@ -70,6 +70,8 @@ class Gradient:
         self.may_recompute = False
         """Whether blocks may be computed again where one window does not fit otherwise."""
         self.cut = Cut(batch)
+        self.rest: Callable[[], None] = lambda: None
+        """Called between two parts."""
         self.reserved_bytes = 0
         """Memory that the first pass leaves free, for the optimizer's moments."""
 
@@ -97,7 +99,10 @@ class Gradient:
         size = self.cut.parts(len(tokens))
         total = torch.zeros((), device=tokens.device)
         learned = count_learned(targets).clamp(min=1)
-        for some, theirs in zip(tokens.split(size), targets.split(size), strict=True):
+        parts = zip(tokens.split(size), targets.split(size), strict=True)
+        for number, (some, theirs) in enumerate(parts):
+            if number:
+                self.rest()
             loss = self._loss(some, theirs) * (count_learned(theirs) / learned)
             loss.backward()
             total += loss.detach()

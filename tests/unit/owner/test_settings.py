@@ -73,6 +73,8 @@ def test_an_unknown_variable_is_passed_over_with_a_warning_that_names_the_neares
     ("key", "value"),
     [
         ("peers", ["203.0.113.7:31330"]),
+        ("duty", "5%"),
+        ("duty", "0.6"),
         ("peers", ["/ip4/203.0.113.7/tcp/31330"]),
         ("announce", ["node.example.org"]),
         ("announce", ["node.example.org:0"]),

@@ -37,7 +37,7 @@ KEYS: dict[type, str] = {
         pause pause.rule pause.reason pause.until schedule
         trainer trainer.state trainer.pid trainer.failures trainer.last_failure
         trainer.last_failure.kind
-        trainer.last_failure.reason trainer.last_failure.step trainer.device
+        trainer.last_failure.reason trainer.last_failure.step trainer.device trainer.duty
         trainer.parameters trainer.total_steps trainer.remaining
         trainer.tokenizing trainer.tokenizing.done
         trainer.tokenizing.total trainer.tokenizing.tokens trainer.tokenizing.rate

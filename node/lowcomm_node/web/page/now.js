@@ -103,7 +103,8 @@ export function readOf(parts) {
 export function deviceOf(trainer) {
   const kind = trainer.device === null ? "" : clean(trainer.device).split(":")[0].toUpperCase();
   const size = trainer.parameters === null ? "" : `${quantity(trainer.parameters)} parameters`;
-  return [kind, size].filter(Boolean).join(", ");
+  const duty = (trainer.duty ?? 1) < 1 ? `at ${share(trainer.duty)} duty` : "";
+  return [[kind, duty].filter(Boolean).join(" "), size].filter(Boolean).join(", ");
 }
 
 // What comes before the first step: name, whether it is done, and more about it.
