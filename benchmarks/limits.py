@@ -7,9 +7,8 @@ Two nodes on loopback, over TLS or through p2pd; contents go one way as fast as 
 lets them, over one stream or four, two of which the limited node has called itself. Every quarter
 of a second the kernel is asked (``ss``) how many bytes the sockets of the limited node have
 carried. *First* counts the 10 s from the first call on, *worst* is the stretch of 10 s that is
-furthest off. Those bytes hold contents, messages, HTTP/2 and TLS, or libp2p's own encryption;
-*around* is what comes on top of contents. *No limit* is what went through the same sockets before,
-without one. The last rows change the limit while contents are under way."""
+furthest off. Those bytes hold contents, messages, HTTP/2 and TLS, or libp2p's own
+encryption."""
 
 import asyncio
 import json
@@ -19,7 +18,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -31,7 +30,7 @@ from ends import TCP, scratch
 
 from helpers.tunnelling import End
 from lowcomm_node.dht.hivemind import DhtSettings, Discovery
-from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit, flow_options
+from lowcomm_node.net.bandwidth import Bandwidth, flow_options
 from lowcomm_node.net.stream import CalleeStream, Stream
 from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.net.unsent import keep_little_unsent
@@ -86,12 +85,14 @@ class Node(End):
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen, with gRPC's options by the limit on what comes, as the daemon does."""
         self._watching = asyncio.create_task(keep_little_unsent())
         if self.route == "tunnel":
             await self.discovery.start()
             await self.discovery.revive()
-        await self.renew()
+        flow = flow_options(self.bandwidth.down.rate)
+        await self.channels.renew(flow)
+        await self.server.renew(flow)
         await super().start()
 
     async def close(self) -> None:
@@ -100,17 +101,6 @@ class Node(End):
             self._watching.cancel()
         await super().close()
         await self.discovery.close()
-
-    async def renew(self) -> None:
-        """Set gRPC's options by the limit on what comes, as the daemon does."""
-        flow = flow_options(self.bandwidth.down.rate)
-        await self.channels.renew(flow)
-        await self.server.renew(flow)
-
-    async def limit(self, way: str, rate: float | None) -> None:
-        """Change a limit."""
-        getattr(self.bandwidth, way).allow(rate)
-        await self.renew()
 
     def record(self) -> PeerInfo:
         """Its record."""
@@ -173,45 +163,19 @@ def sockets(mark: str) -> list[tuple[int, int]]:
     return found
 
 
-async def measure(
-    route: str, way: str, rate: str, streams: int, change: str = ""
-) -> dict[str, Any]:
-    """One row. With ``change`` the rate becomes that after 5 s, and seconds count from then on."""
-    allowed = read_rate(change or rate)
-    assert allowed is not None
-    async with pouring(route, way, read_rate(rate), streams, int(min(8e6, allowed * 2))) as (
-        limited,
-        other,
-        tasks,
-    ):
-        if change:
-            await asyncio.sleep(5.0)
-            await limited.limit(way, allowed)
-        row = await _watch(limited, other, way, allowed, tasks)
-    shown = f"{rate} -> {change}" if change else rate
-    return row | {
-        "route": route,
-        "way": way,
-        "streams": streams,
-        "limit": shown,
-        "load": os.getloadavg()[0],
-    }
-
-
-async def measure_open(route: str, way: str, streams: int) -> float:
-    """The baseline: bytes a second without a limit, at this moment on this machine."""
-    async with pouring(route, way, None, streams, 8_000_000) as (limited, other, tasks):
-        await asyncio.sleep(1.0)
-        began, before = perf_counter(), (await asyncio.to_thread(carried, limited, other))[way]
-        await asyncio.sleep(3.0)
-        after = (await asyncio.to_thread(carried, limited, other))[way]
-        _check_running(tasks)
-        return (after - before) / (perf_counter() - began)
+async def measure(route: str, way: str, limit: str, streams: int) -> dict[str, Any]:
+    """One row."""
+    rate = read_rate(limit)
+    assert rate is not None
+    async with pouring(route, way, rate, streams) as (limited, other, tasks):
+        row = await _watch(limited, other, way, rate, tasks)
+    named = {"route": route, "way": way, "streams": streams, "limit": limit}
+    return row | named | {"load": os.getloadavg()[0]}
 
 
 @asynccontextmanager
 async def pouring(
-    route: str, way: str, rate: float | None, streams: int, size: int
+    route: str, way: str, rate: float, streams: int
 ) -> AsyncIterator[tuple[Node, Node, list[asyncio.Task[None]]]]:
     """Two nodes, the first one limited, with contents under way."""
     with scratch() as folder:
@@ -224,6 +188,7 @@ async def pouring(
             # Both directions are connected before, so that this counts no handshake.
             await limited.channels.stub(other.record())
             await other.channels.stub(limited.record())
+            size = int(min(8e6, rate * 2))
             tasks = [
                 asyncio.create_task(_one(limited, other, way, number, size))
                 for number in range(streams)
@@ -249,14 +214,16 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 async def _watch(
     limited: Node, other: Node, way: str, allowed: float, tasks: list[asyncio.Task[None]]
 ) -> dict[str, Any]:
-    throttle: BandwidthLimit = getattr(limited.bandwidth, way)
-    began, contents = perf_counter(), throttle.total
+    began = perf_counter()
     samples = [(0.0, (await asyncio.to_thread(carried, limited, other))[way])]
     while samples[-1][0] < 1.5 * SECONDS:
         await asyncio.sleep(TICK)
         count = (await asyncio.to_thread(carried, limited, other))[way]
         samples.append((perf_counter() - began, count))
-    _check_running(tasks)
+    for task in tasks:
+        if task.done():
+            task.result()
+            raise RuntimeError("a stream ended before its time")
     first = next(_rate(samples[0], sample) for sample in samples if sample[0] >= SECONDS)
     windows = [
         _rate(begin, end)
@@ -271,16 +238,8 @@ async def _watch(
         "first_error": first / allowed - 1,
         "worst": worst,
         "worst_error": worst / allowed - 1,
-        "around": (samples[-1][1] - samples[0][1]) / max(1, throttle.total - contents) - 1,
         "samples": samples,
     }
-
-
-def _check_running(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        if task.done():
-            task.result()
-            raise RuntimeError("a stream ended before its time")
 
 
 def _rate(begin: tuple[float, int], end: tuple[float, int]) -> float:
@@ -290,10 +249,10 @@ def _rate(begin: tuple[float, int], end: tuple[float, int]) -> float:
 def show(row: dict[str, Any]) -> None:
     """A line of the table."""
     print(
-        f"{row['route']:8} {row['way']:5} {row['streams']:7} {row['limit']:>16} "
+        f"{row['route']:8} {row['way']:5} {row['streams']:7} {row['limit']:>8} "
         f"{write_rate(row['first']):>12} {row['first_error']:+8.1%} "
-        f"{write_rate(row['worst']):>12} {row['worst_error']:+8.1%} {row['around']:8.2%} "
-        f"{write_rate(row['open']):>10} {row['load']:5.1f}",
+        f"{write_rate(row['worst']):>12} {row['worst_error']:+8.1%} "
+        f"{row['load']:5.1f}",
         flush=True,
     )
 
@@ -303,27 +262,14 @@ def main() -> None:
     kit.parser(__doc__).parse_args()
     configure_logs(-1)
     keep_freed_memory()
-    plan = [
-        (route, way, rate, streams, "")
-        for route in ("direct", "tunnel")
-        for way in ("up", "down")
-        for rate in RATES
-        for streams in (1, 4)
-    ]
-    plan += [("direct", way, "100Mbit", 1, "5Mbit") for way in ("up", "down")]
-    plan += [("direct", "down", "none", 1, "20Mbit")]
     print(f"{kit.machine()}; load {os.getloadavg()[0]:.1f}")
     print(
-        f"{'route':8} {'way':5} {'streams':>7} {'limit':>16} {'first 10 s':>12} {'off':>8} "
-        f"{'worst 10 s':>12} {'off':>8} {'around':>8} {'no limit':>10}  load"
+        f"{'route':8} {'way':5} {'streams':>7} {'limit':>8} {'first 10 s':>12} {'off':>8} "
+        f"{'worst 10 s':>12} {'off':>8}  load"
     )
     rows: list[dict[str, Any]] = []
-    open_rates: dict[tuple[str, str, int], float] = {}
-    for route, way, rate, streams, change in plan:
-        if (route, way, streams) not in open_rates:
-            open_rates[route, way, streams] = uvloop.run(measure_open(route, way, streams))
-        row = uvloop.run(measure(route, way, rate, streams, change))
-        rows.append(row | {"open": open_rates[route, way, streams]})
+    for case in product(("direct", "tunnel"), ("up", "down"), RATES, (1, 4)):
+        rows.append(uvloop.run(measure(*case)))
         show(rows[-1])
     lines = ",\n  ".join(json.dumps(row) for row in rows)  # a line a row: samples are many
     about = {"machine": kit.machine(), "measured": f"{datetime.now(UTC):%Y-%m-%d}", "rows": []}

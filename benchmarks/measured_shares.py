@@ -1,17 +1,16 @@
 """Writes what `lowcomm-node plan` knows of methods: node/lowcomm_node/planner/measured.json, from
 the results of shares.py and convergence.py.
 
-    python benchmarks/measured_shares.py [--check]
+    python benchmarks/measured_shares.py
 
 Of several rows of one method, interval, number of peers and length of the run the one that keeps
 most is taken, on the seeds that they have in common: a mean over fewer seeds may be high by luck.
 Without any in common, the one with more seeds. Short runs have room for few rare exchanges, so a
 row is left out where a longer run kept clearly more with exchanges as rare or rarer. A test keeps
-it up to date. ``--check`` writes nothing, and is 1 if it is stale.
+it up to date.
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from statistics import mean
 from typing import Any
@@ -46,18 +45,6 @@ WAS: dict[str, dict[str, Any]] = {
     | {"pattern": "strided", "merge": "mix", "mix": 0.25},
 }
 """Presets as they were when convergence.py measured them: its rows name only what differs."""
-
-
-def main() -> int:
-    """Write it; 1 if it was to be checked and is stale."""
-    parser = kit.parser(__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    wanted = content()
-    if arguments.check:
-        return int(OUT.read_text() != wanted)
-    OUT.write_text(wanted)
-    return 0
 
 
 def content() -> str:
@@ -211,4 +198,5 @@ def resent(method: str, sync: dict[str, Any], peers: int, results: list[Any]) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    kit.parser(__doc__).parse_args()
+    OUT.write_text(content())

@@ -1,7 +1,7 @@
 """Exchanges over slow lines: four nodes in a star, each behind a line of its own. Needs root.
 
     python benchmarks/slow_lines.py [--lines 20/20 5/20 2/10] [--methods NAME ...] [--seeds 0 1 2]
-                        [--seconds N] [--again]
+                        [--seconds N]
 
 Lines are Mbit/s up and down, with 50 ms there and back between any two nodes. The model has 10.8
 million parameters. Every inner step takes ``--step`` seconds, so that the line limits exchanges,
@@ -25,8 +25,7 @@ All methods train for as long on the same line: 80 s, and 200 s at 2/10; ``--sec
 time for all lines.
 
 Writes each result to benchmarks/results/slow_lines.json as soon as it is measured. It skips results
-that are there and lasted as long, so that an interrupted run goes on; ``--again`` measures them
-again.
+that are there and lasted as long, so that an interrupted run goes on.
 """
 
 import os
@@ -76,11 +75,7 @@ evaluate_every = {evaluate_every}
 [sync]
 method = "{method}"
 """
-
-
 METHODS = ("lowcomm", "noloco", "gossip", "diloco", "streaming-diloco", "local")
-
-
 SECONDS = {"2/10": 200.0}
 """How long to measure a line that needs longer than `USUAL_SECONDS`."""
 USUAL_SECONDS, LOOK = 80.0, 10.0
@@ -101,7 +96,6 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--seconds", type=float, help="of all lines; default: see above")
     parser.add_argument("--step", type=float, default=1.0, help="seconds of an inner step")
-    parser.add_argument("--again", action="store_true", help="measure what is known, too")
     arguments = parser.parse_args()
     if reason := missing():
         sys.exit(f"no laboratory on this machine: {reason}")
@@ -109,7 +103,7 @@ def main() -> None:
     for seed, line, method in product(arguments.seeds, arguments.lines, arguments.methods):
         name = f"{line} {method}" + (f" seed {seed}" if seed else "")
         seconds = arguments.seconds or SECONDS.get(line, USUAL_SECONDS)
-        figure = None if arguments.again else kit.read(OUT).get(name)
+        figure = kit.read(OUT).get(name)
         if figure is None or figure["lasted"] < 0.9 * seconds:
             every = max(1, round(LOOK / arguments.step))
             spec = SPEC.format(nodes=NODES, evaluate_every=every, method=method, seed=seed)

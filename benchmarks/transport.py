@@ -1,11 +1,11 @@
 """Rate and processor time of the ways in which contents travel between peers, on loopback.
 
-    python benchmarks/transport.py [--quick] [--only direct pipe-tcp ...] [--runs 5]
+    python benchmarks/transport.py [--only direct pipe-tcp ...]
 
-One call carries 512 MB one way (128 MB with --quick) in chunks of 1 MiB, and ends with a word of
-the callee. Each end is a process of its own, with p2pd where the way needs it. Blocking TCP sockets
-stand beside. Processor time is that of all processes, *p2pd* the part of both p2pds. Medians;
-writes out/transport.json and prints a table."""
+One call carries 512 MB one way in chunks of 1 MiB, and ends with a word of the callee. Each end is
+a process of its own, with p2pd where the way needs it. Blocking TCP sockets stand beside. Processor
+time is that of all processes, *p2pd* the part of both p2pds. Medians; writes out/transport.json and
+prints a table."""
 
 import asyncio
 import os
@@ -26,6 +26,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 
 CHUNK = 2**20
+SIZE, RUNS = 512 * CHUNK, 5
 DEAD = "/ip4/127.0.0.1/tcp/1"
 """Announced where only the relay shall lead to an end."""
 LISTEN = {"direct": (), "pipe-tcp": (TCP,), "pipe-quic": (QUIC,), "relay": (TCP,)}
@@ -121,7 +122,7 @@ async def raw_caller(*settings: Any) -> AsyncIterator[tuple[None, Answer]]:
     connection.close()
 
 
-def measure(way: str, size: int, runs: int) -> dict[str, Any]:
+def measure(way: str) -> dict[str, Any]:
     """Median rate (bytes a second), processor time (seconds a GB), and all runs of one way."""
     called, calling = (raw_callee, raw_caller) if way == "raw" else (callee, caller)
     ends: list[EndProcess] = []
@@ -135,11 +136,11 @@ def measure(way: str, size: int, runs: int) -> dict[str, Any]:
             ends.append(EndProcess(calling, folder, way, relays, ends[-1].introduction))
             ends[-1].ask(32 * CHUNK)  # opens the route
             done = []
-            for _ in range(runs):
+            for _ in range(RUNS):
                 before, p2pd = cpu_seconds(ends), cpu_seconds(ends, "p2pd")
-                seconds = ends[-1].ask(size)
+                seconds = ends[-1].ask(SIZE)
                 cpu, of_p2pd = cpu_seconds(ends) - before, cpu_seconds(ends, "p2pd") - p2pd
-                done.append((size / seconds, cpu / size * 1e9, of_p2pd / size * 1e9))
+                done.append((SIZE / seconds, cpu / SIZE * 1e9, of_p2pd / SIZE * 1e9))
         finally:
             for end in reversed(ends):
                 end.close()
@@ -150,18 +151,15 @@ def measure(way: str, size: int, runs: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, write."""
     parser = kit.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="128 MB instead of 512 MB")
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
-    size = (128 if arguments.quick else 512) * CHUNK
-    print(f"{kit.loaded_machine()}; {size // CHUNK} MiB, {arguments.runs} runs")
+    print(f"{kit.loaded_machine()}; {SIZE // CHUNK} MiB, {RUNS} runs")
     print(f"{'way':10} {'MB/s':>7} {'CPU s/GB':>9} {'p2pd':>6}")
     ways = {}
     for way in arguments.only:
-        ways[way] = row = measure(way, size, arguments.runs)
+        ways[way] = row = measure(way)
         print(f"{way:10} {row['rate'] / 1e6:7.0f} {row['cpu']:9.2f} {row['p2pd']:6.2f}", flush=True)
-    kit.write(kit.OUT / "transport.json", {"machine": kit.machine(), "bytes": size, "ways": ways})
+    kit.write(kit.OUT / "transport.json", {"machine": kit.machine(), "bytes": SIZE, "ways": ways})
 
 
 if __name__ == "__main__":
