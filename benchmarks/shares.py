@@ -176,15 +176,6 @@ GROUPS = (
     group(2000, 125),
 )
 """At each interval ``plan`` takes the row that keeps most."""
-TRIED_GROUPS = (
-    *(remembering_group(60, 4, *both, **TRYING) for both in ((0.4, 0.9), (0.6, 0.9), (0.5, 0.95))),
-    replace(
-        remembering_group(60, 4, 0.5, 0.9, **TRYING),
-        name="groups, q2 every 4, momentum .5, memory .9, mix .25",
-        sync=GROUPS[0].sync | {"merge": "mix", "mix": 0.25},
-    ),
-)
-"""Seen once, like `TRIED`."""
 MANY = (64, 128)
 """More peers than a group holds."""
 AMONG_MANY: dict[str, Any] = {"seeds": (0,), "steps": 400}
@@ -246,7 +237,6 @@ ROWS = (
     *PAIRS,
     *TRIED,
     *GROUPS,
-    *TRIED_GROUPS,
     *WITH_MANY,
     *LIMITS,
     *LONGER,

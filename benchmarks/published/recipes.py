@@ -117,15 +117,13 @@ def swarm(
 # Whom to meet: SAPS-PSGD (2002.09692)
 
 
-class ByRate(Pairing):
+def by_rate(meeting: Meeting, me: str) -> str | None:
     """Peers of like lines meet, but in every fourth round all do, so that nobody is left apart."""
-
-    def partner(self, meeting: Meeting, me: str) -> str | None:
-        drawn = meeting.line(meeting.round)
-        if meeting.round % 4 == 3:
-            return mirrored(drawn, me, 1)
-        peers = tuple(sorted(drawn.peers, key=lambda peer: RATES.get(peer, 1e9)))
-        return mirrored(PeerOrder(peers, {peer: place for place, peer in enumerate(peers)}), me, 1)
+    drawn = meeting.line(meeting.round)
+    if meeting.round % 4 == 3:
+        return mirrored(drawn, me, 1)
+    peers = tuple(sorted(drawn.peers, key=lambda peer: RATES.get(peer, 1e9)))
+    return mirrored(PeerOrder(peers, {peer: place for place, peer in enumerate(peers)}), me, 1)
 
 
 RATES = {"peer-1": SLOW_LINE, "peer-3": SLOW_LINE}
@@ -148,7 +146,7 @@ def two_slow_lines(text: Dataset, drawn: str = "hypercube") -> Outcome:
 
 def saps(text: Dataset) -> Outcome:
     """The same, but partners are chosen by their lines."""
-    with pairing("by-rate", ByRate()):
+    with pairing("by-rate", by_rate):
         return two_slow_lines(text, "by-rate")
 
 

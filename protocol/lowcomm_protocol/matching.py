@@ -10,13 +10,12 @@ are consecutive slices of it. In pairs a strategy (``sync.pairing``) draws the p
                 (NoLoCo, section 3)
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from typing import cast, overload
+from typing import overload
 
 from lowcomm_protocol.spec.names import PAIRINGS
 
@@ -110,12 +109,9 @@ class Meeting:
         return _line(self.seed, self.fragment, number, self.peers)
 
 
-class Pairing(ABC):
-    """Whom a peer meets first. Peers with equal views must choose each other."""
-
-    @abstractmethod
-    def partner(self, meeting: Meeting, me: str) -> str | None:
-        """The partner of ``me``; None for the one that is left over."""
+Pairing = Callable[[Meeting, str], str | None]
+"""Whom a peer meets first: its partner, or None for the one that is left over. Peers with equal
+views must choose each other."""
 
 
 class Candidates(Sequence[str]):
@@ -164,8 +160,8 @@ def candidates(
     """
     meeting = Meeting(seed, fragment, round_, _shared(frozenset((me, *peers))))
     if group == 2:
-        strategy = cast("Pairing", PAIRINGS[pairing])
-        return Candidates(meeting, me, strategy.partner(meeting, me))
+        partner: Pairing = PAIRINGS[pairing]
+        return Candidates(meeting, me, partner(meeting, me))
     line = meeting.line(round_)
     place = line.places[me]
     start = place - place % group
@@ -232,13 +228,16 @@ def _line(seed: int, fragment: int, number: int, peers: frozenset[str]) -> PeerO
     return PeerOrder(line, {peer: place for place, peer in enumerate(line)})
 
 
-class Hypercube(Pairing):
-    """Partners across the corners of a hypercube, a dimension each round."""
+def hypercube(meeting: Meeting, me: str) -> str | None:
+    """The partner across the corners of a hypercube, a dimension each round."""
+    rounds = max(1, (len(meeting.peers) - 1).bit_length())
+    cycle, level = divmod(meeting.round, rounds)
+    return mirrored(meeting.line(cycle), me, 1 << level)
 
-    def partner(self, meeting: Meeting, me: str) -> str | None:
-        rounds = max(1, (len(meeting.peers) - 1).bit_length())
-        cycle, level = divmod(meeting.round, rounds)
-        return mirrored(meeting.line(cycle), me, 1 << level)
+
+def random_pairs(meeting: Meeting, me: str) -> str | None:
+    """The neighbour in a permutation of each round."""
+    return mirrored(meeting.line(meeting.round), me, 1)
 
 
 def mirrored(line: PeerOrder, me: str, bit: int) -> str | None:
@@ -249,16 +248,3 @@ def mirrored(line: PeerOrder, me: str, bit: int) -> str | None:
     left = [peer for other, peer in enumerate(line.peers) if other ^ bit >= len(line.peers)]
     place = left.index(me) ^ 1
     return left[place] if place < len(left) else None
-
-
-HYPERCUBE = Hypercube()
-
-
-class RandomPairs(Pairing):
-    """Neighbours in a permutation of each round."""
-
-    def partner(self, meeting: Meeting, me: str) -> str | None:
-        return mirrored(meeting.line(meeting.round), me, 1)
-
-
-RANDOM = RandomPairs()

@@ -125,11 +125,11 @@ MAX_GROUP = 32
 PAIRINGS: Table[Any] = Table(
     "pairing",
     {
-        "hypercube": "lowcomm_protocol.matching:HYPERCUBE",
-        "random": "lowcomm_protocol.matching:RANDOM",
+        "hypercube": "lowcomm_protocol.matching:hypercube",
+        "random": "lowcomm_protocol.matching:random_pairs",
     },
 )
-"""Whom a peer of a pair meets first: ``plan.pairing.Pairing``."""
+"""Whom a peer of a pair meets first: ``matching.Pairing``."""
 
 OUTER_RULES: Table[Any] = Table(
     "outer rule",
