@@ -55,7 +55,7 @@ class MemoryDiscovery:
         self._network.records[key, subkey] = (stored, expires)
         return True
 
-    async def lookup(self, key: str) -> dict[str, bytes]:
+    async def lookup(self, key: str, few: bool = False) -> dict[str, bytes]:
         now = self._network.clock()
         return {
             subkey: unpack(stored)

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from random import sample
 from time import monotonic, time
 from typing import Any
 
@@ -31,7 +32,8 @@ SEARCHED = 2 * REPLICAS
 """Nearest peers that a search asks, and that an answer names; half of them may be gone. hivemind
 takes 20, so that in a swarm of up to 20 everybody asks and names everybody."""
 ASKED = 2
-"""Keepers that a look between two searches asks, others each time."""
+"""Keepers that a look between two searches asks, others each time. A look at a shard asks no
+more after a search: it is rare, so most of them search."""
 LOOKS = 8
 """Looks from one search to the next."""
 FOUND_FOR = 120.0
@@ -89,9 +91,9 @@ class DhtRecords:
             took += await self._store(await self._search(key), key, subkey, stored, expires)
         return True in took
 
-    async def lookup(self, key: str) -> dict[str, bytes]:
-        """The newest valid record of every subkey."""
-        answers = await self._look(key)
+    async def lookup(self, key: str, few: bool = False) -> dict[str, bytes]:
+        """The newest valid record of every subkey. ``few``: ask two keepers after a search, too."""
+        answers = await self._look(key, few)
         subkeys = {subkey for answer in answers for subkey in answer if isinstance(subkey, str)}
         # Known peers first: a flooded storer must not displace them.
         known_first = sorted(subkeys, key=lambda subkey: subkey not in self._answered)
@@ -129,7 +131,7 @@ class DhtRecords:
 
     # looks
 
-    async def _look(self, key: str) -> list[Mapping[Any, Any]]:
+    async def _look(self, key: str, few: bool) -> list[Mapping[Any, Any]]:
         """The records under a key that we and some keepers have."""
         if self.node is None:
             return []
@@ -144,6 +146,8 @@ class DhtRecords:
             self._searched.pop(key, None)
             found = await self._search(key, looks=1)
             keepers = found.keepers if found is not None else ()
+            if few:
+                keepers = sample(keepers, min(ASKED, len(keepers)))
             answers += await asyncio.gather(*(self._find_at(peer, key) for peer in keepers))
         others: list[Mapping[Any, Any]] = [answer for answer in answers if answer is not None]
         self._note_seen(key, others)

@@ -226,7 +226,7 @@ class Membership:
         number = self._own_shard if is_own else randrange(1 << size.bits)
         self._looks += 1
         key = shard_key(self.signed.run_id, size.bits, number)
-        records = await self.discovery.lookup(key)
+        records = await self.discovery.lookup(key, few=size.bits > 0)
         if is_own:
             self._follow_own(records)
         before = size.bits

@@ -144,6 +144,20 @@ async def test_one_honest_keeper_is_heard_within_few_looks_whatever_the_others_h
         assert any(one.get("held back") == b"the newest" for one in some), first
 
 
+async def test_a_look_of_few_asks_two_keepers_and_each_of_them_some_time() -> None:
+    network, records, clock = searching(40)
+    await records.lookup(KEY)
+    all_, heard = set(network.asked), set[str]()
+    network.asked.clear()
+    for _ in range(100):
+        clock.now += FOUND_FOR  # so that each look searches
+        await records.lookup(KEY, few=True)
+        assert network.asked.total() == ASKED
+        heard |= set(network.asked)
+        network.asked.clear()
+    assert heard == all_ and len(all_) > ASKED
+
+
 @pytest.mark.parametrize("peers", [8, 40])
 async def test_a_record_goes_to_its_replicas_and_the_next_one_there_without_a_search(
     peers: int,
