@@ -98,6 +98,10 @@ schedule: It is outside the hours that the owner gave.
     Wait, or change `--schedule`.
 in-use: The machine is in use, and the node trains only while nobody uses it.
     Leave the machine alone for as long as the sentence says, or drop `--only-idle`.
+program: A program runs during which the owner does not want it to train.
+    End that program, or take it out of `--not-while`.
+gpu-in-use: Another process computes on the GPU, or has done so in the last two minutes.
+    Wait for its end, `lowcomm-node resume` to train beside it, or drop `--yield-to-gpu`.
 battery: The machine runs on its battery, and the owner does not want that.
     Plug it in, or allow it with `--on-battery`.
 trainer-failed: The trainer failed, and is started again after a while.

@@ -63,8 +63,9 @@ def live(here: Here, loaded: LoadedSettings, web: bool = False, trains: bool = T
     here.log()
     check_system(find_p2pd)
     raise_descriptors()
-    from lowcomm_node.owner.availability import Availability
+    from lowcomm_node.owner.availability import Availability, check_card
 
+    check_card(settings)
     _refuse_at_once(settings)
     manager = ServiceManager.of()
     availability = Availability(settings)

@@ -30,16 +30,8 @@ from lowcomm_node.node.messages import (
     TrainerSettings,
 )
 from lowcomm_node.node.process import STEP_DEADLINE, Trainer
-from lowcomm_node.system.machine import (
-    Accelerator,
-    Gpu,
-    NodeMemory,
-    Processor,
-    memory_of,
-    meter_of,
-    too_much,
-    waited,
-)
+from lowcomm_node.system.accelerator import Accelerator, Gpu, Processor, meter_of
+from lowcomm_node.system.machine import NodeMemory, memory_of, too_much, waited
 from lowcomm_node.system.tasks import Enduring, Tasks, Warn, endure
 
 TICK = 1.0

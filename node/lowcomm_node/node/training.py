@@ -235,6 +235,7 @@ class Training:
             )
         finally:
             self._board.tokenizing = None
+        self._availability.follow_gpu(ready.gpu)
         for skipped in ready.skipped:
             self._board.warn("checkpoint-skipped", f"checkpoint skipped: {skipped}")
         await self.amend()  # what was heard while it was built

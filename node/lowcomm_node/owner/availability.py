@@ -5,7 +5,7 @@ import json
 import subprocess
 import time as clock
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from datetime import datetime
 from math import isfinite
@@ -16,15 +16,20 @@ import psutil
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.rules import FOREVER, Hold, MachineUse, Rule, Schedule, holds
-from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.owner.settings import NodeSettings, flag_of
 from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.system.accelerator import Card, Polled, open_card
 from lowcomm_node.system.tasks import Enduring, Warn
 from lowcomm_node.system.units import seconds
 
 BUSY_CORES = 1.0
 """If other programs take more cores than this, the machine is in use."""
+BUSY_GPU = 0.1
+"""The same, of the GPU's time."""
 BUSY_SECONDS = 60.0
 LOOK_EVERY = 5.0
+NEEDS_CARD = ("yield_to_gpu",)
+"""Settings that need a card of NVIDIA."""
 NOT_LOOKED = "nobody looks at the use and the battery of this machine"
 _LOGIND = (
     *("busctl", "--system", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1"),
@@ -35,9 +40,11 @@ _LOGIND = (
 class IdleDetector:
     """Looks at the machine, only for what the owner's rules need."""
 
-    def __init__(self, use: bool, battery: bool) -> None:
-        self._use = use
-        self._battery = battery
+    def __init__(self, settings: NodeSettings) -> None:
+        self._use, self._battery = settings.only_idle, not settings.on_battery
+        self._yields, self._programs = settings.yield_to_gpu, settings.not_while
+        self._device = settings.device
+        self.follow_gpu("")
         self._seen: deque[tuple[float, float]] = deque()
         """Moments, and processor seconds of other programs up to each (monotonic seconds)."""
         self._own: dict[int, float] = {}
@@ -45,12 +52,24 @@ class IdleDetector:
         """Processor seconds of our processes, with those that have ended."""
         self._busy: tuple[float, float] | None = None
         """When other programs took too many cores last, and how many."""
+        self._gpu_busy: tuple[float, str] | None = None
+        self._gpu_computed: tuple[float, str] | None = None
+        """When others used the GPU much, or computed there, and how."""
+
+    def follow_gpu(self, uuid: str) -> None:
+        """Look at the GPU that trains; without UUID at that which ``--device`` names."""
+        wanted = self._device != "cpu" and (self._use or self._yields)
+        self.gpu = Polled(lambda: Card(uuid, self._device).users) if wanted else None
 
     def look(self) -> MachineUse:
         """The use of the machine now."""
         signs: list[tuple[float, str]] = []
+        now = monotonic()
+        own = _own_pids() if self.gpu or self._programs else set[int]()
+        self._look_at_gpu(now, own)
         if self._use:
-            now = monotonic()
+            if self._gpu_busy is not None:
+                signs.append((now - self._gpu_busy[0], self._gpu_busy[1]))
             if (cores := self._cores_of_others(now)) > BUSY_CORES:
                 self._busy = now, cores
             if self._busy is not None:
@@ -62,7 +81,25 @@ class IdleDetector:
                 signs.append((idle, f"logind saw it used {seconds(idle)} ago"))
         idle, sign = min(signs, default=(None, ""))
         on_battery = _on_battery() if self._battery else None
-        return MachineUse(idle=idle, used_by=sign, on_battery=on_battery)
+        computed = self._gpu_computed if self._yields else None
+        return MachineUse(
+            idle=idle,
+            used_by=sign,
+            program=running(self._programs, own),
+            gpu_idle=None if computed is None else now - computed[0],
+            gpu_used_by="" if computed is None else computed[1],
+            on_battery=on_battery,
+        )
+
+    def _look_at_gpu(self, now: float, own: set[int]) -> None:
+        users = self.gpu.look(now) if self.gpu is not None else None
+        # In a container the driver's ids are those of the host: what is not here is not judged.
+        others = [one for one in users or () if one.pid not in own and psutil.pid_exists(one.pid)]
+        if (share := sum(one.share or 0.0 for one in others)) > BUSY_GPU:
+            self._gpu_busy = now, f"other programs take {share:.0%} of the GPU"
+        for one in others:
+            if one.computes and one.share != 0:
+                self._gpu_computed = now, _name_of(one.pid)
 
     def _cores_of_others(self, now: float) -> float:
         """Cores that other programs took over the last minute; 0 until a minute has been seen.
@@ -84,6 +121,40 @@ class IdleDetector:
             self._seen.popleft()
         (began, before), (_, after) = self._seen[0], self._seen[-1]
         return max(0.0, after - before) / (now - began) if now - began >= BUSY_SECONDS else 0.0
+
+
+def check_card(settings: NodeSettings) -> None:
+    """Raises ConfigError if a setting needs a card of NVIDIA, and there is none."""
+    for name in NEEDS_CARD:
+        if getattr(settings, name):
+            open_card(flag_of(name), device=settings.device)
+
+
+def _own_pids() -> set[int]:
+    daemon = psutil.Process()
+    return {daemon.pid, *(child.pid for child in daemon.children(recursive=True))}
+
+
+def _name_of(pid: int) -> str:
+    with suppress(psutil.Error):
+        return f"{psutil.Process(pid).name()} (process {pid})"
+    return f"process {pid}"
+
+
+def running(programs: Sequence[str], own: Container[int]) -> str:
+    """The first of these programs that runs, as its owner calls it, but for processes of our own;
+    empty if none does."""
+    known = {_plain(name): name for name in programs}
+    for process in psutil.process_iter() if known else ():
+        with suppress(psutil.Error):
+            name = known.get(_plain(process.name()))
+            if name and process.pid not in own and process.status() != psutil.STATUS_ZOMBIE:
+                return name
+    return ""
+
+
+def _plain(name: str) -> str:
+    return name.casefold().removesuffix(".exe")
 
 
 def _since_typed() -> float | None:
@@ -144,7 +215,9 @@ class Availability:
         """Raises ConfigError if the file is damaged that keeps a pause over restarts."""
         self._settings = settings
         self._file = settings.paths.pause
-        self._look = look or IdleDetector(settings.only_idle, not settings.on_battery).look
+        detector = IdleDetector(settings)
+        self.follow_gpu = detector.follow_gpu
+        self._look = look or detector.look
         self._clock = clock
         self._elapsed = elapsed
         left = _read(self._file, clock())

@@ -22,6 +22,8 @@ _DAY, _WEEK = 24 * 60, 7 * 24 * 60
 _WINDOW = re.compile(r"(?:([A-Z][a-z]{2})(?:-([A-Z][a-z]{2}))? +)?(\d{2}):(\d{2})-(\d{2}):(\d{2})")
 _EXAMPLE = 'such as 22:00-07:00, or "Mon-Fri 18:00-08:00, Sat 00:00-24:00"'
 FOREVER = float("inf")
+GPU_LEFT_ALONE = 120.0
+"""Seconds for which no other process must have computed on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Rule(StrEnum):
     SCHEDULE = "schedule"
     IN_USE = "in-use"
     BATTERY = "battery"
+    PROGRAM = "program"
+    GPU = "gpu-in-use"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,12 @@ class MachineUse:
     """Seconds since its last use; None if that is unknown."""
     used_by: str = ""
     """The evidence of that use."""
+    program: str = ""
+    """A running program that the owner has named."""
+    gpu_idle: float | None = None
+    """Seconds since another process computed on the GPU; None if that is unknown, or none has."""
+    gpu_used_by: str = ""
+    """That process."""
     on_battery: bool | None = None
     """None if it has no battery, or that is unknown."""
 
@@ -110,7 +120,8 @@ class Hold:
     """Reason why the node may not train."""
 
     rule: Rule
-    """What the owner set: `owner` (the command), `schedule`, `in-use` or `battery`."""
+    """What the owner set: `owner` (the command), `schedule`, `program`, `gpu-in-use`, `in-use` or
+    `battery`."""
     reason: str
     """The same in words."""
     until: float | None = None
@@ -134,6 +145,12 @@ def holds(
         until = None if change is None else change.timestamp()
         text = f"outside its schedule {schedule}{_until(until, now)}"
         yield Hold(Rule.SCHEDULE, text, until)
+    if machine.program:
+        yield Hold(Rule.PROGRAM, f"{machine.program} runs, which --not-while names")
+    if machine.gpu_idle is not None and machine.gpu_idle < GPU_LEFT_ALONE:
+        left = write_duration(GPU_LEFT_ALONE - machine.gpu_idle)
+        text = f"{machine.gpu_used_by} computes on the GPU: waits until it has ended for {left}"
+        yield Hold(Rule.GPU, text)
     if settings.only_idle and machine.idle is not None and machine.idle < settings.idle_after:
         left = write_duration(settings.idle_after - machine.idle)
         text = f"the machine is in use ({machine.used_by}): waits until it is left alone for {left}"

@@ -157,6 +157,11 @@ Duration = Annotated[
     PlainSerializer(write_duration, when_used="json"),
 ]
 """Seconds, written such as 90s, 30m or 2h."""
+Programs = Annotated[
+    tuple[str, ...],
+    AfterValidator(lambda names: tuple(filter(None, map(str.strip, ",".join(names).split(","))))),
+]
+"""Names of processes."""
 Share = Annotated[
     float,
     BeforeValidator(lambda value: read_share(str(value))),
@@ -331,6 +336,12 @@ class NodeSettings(BaseModel):
     idle_after: Duration = _setting("How long nobody must have used it", "TIME", default=600.0)
     on_battery: bool = _setting("Whether to train on battery: yes or no", "yes|no", default=True)
 
+    not_while: Programs = _setting(
+        "Programs while which not to train, such as steam,blender", "NAMES", default=()
+    )
+    yield_to_gpu: bool = _setting(
+        "Pause while another process computes on the GPU, and for two minutes after", default=False
+    )
     duty: Share = _setting(
         "Share of the time in which steps compute; between micro-batches the node rests",
         "PERCENT",

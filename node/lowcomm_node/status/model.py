@@ -18,7 +18,8 @@ from lowcomm_node.node.supervisor import Failure
 from lowcomm_node.owner.rules import Hold
 from lowcomm_node.swarm.standing import SwarmStatus
 from lowcomm_node.sync.history import ExchangeStatus, IntervalStatus
-from lowcomm_node.system.machine import Accelerator, NodeMemory
+from lowcomm_node.system.accelerator import Accelerator
+from lowcomm_node.system.machine import NodeMemory
 
 T = TypeVar("T")
 _adapter = cache(TypeAdapter[Any])

@@ -1,4 +1,4 @@
-"""This machine: its limits and memory, what trains on it, and how training makes way for others.
+"""This machine: its limits and memory, and how training makes way for others.
 
 Linux shares processors out twice: between groups of processes by weight, then within a group by
 nice level and scheduling class. A group is a control group where the cpu controller is on (services
@@ -14,15 +14,12 @@ import re
 import shutil
 import sys
 import sysconfig
-import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any
+from time import sleep
 
 import psutil
 
@@ -155,106 +152,6 @@ def can_compile() -> bool:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
     return bool(compiler) and headers.exists() and importlib.util.find_spec("triton") is not None
-
-
-# the device that trains
-
-WINDOW = 10
-"""Looks, one a second, over which a load is averaged."""
-STALE_SECONDS = 5.0
-"""Age from which a reading counts no longer: the driver hangs, or has lost the GPU."""
-UNUSED_SECONDS = 60.0
-"""Seconds after the last look in which a GPU is read on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accelerator:
-    """The device that trains, at one moment."""
-
-    kind: str
-    """`gpu` or `cpu`."""
-    name: str
-    """As its maker calls it."""
-    load: float | None = None
-    """Share of the last ten seconds in which a GPU computed, for any program; of a processor the
-    share of its cores that the trainer took. Null until it is known."""
-    memory_taken: int | None = None
-    """Bytes of the GPU's memory that any program takes; null for a processor."""
-    memory_total: int | None = None
-    """Bytes of the GPU's memory; null for a processor."""
-
-
-class Processor:
-    """Meter of the cores that a process takes. Look at it once a second."""
-
-    def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
-        self._spent: deque[tuple[float, float]] = deque(maxlen=WINDOW + 1)
-        self._name = "processor"
-        with suppress(OSError, AttributeError):
-            self._name = re.findall(r"^model name\s*: (.+)$", _read(PROC, "cpuinfo"), re.M)[0]
-
-    def look(self, now: float) -> Accelerator:
-        """The device now; ``now``: monotonic seconds."""
-        load = None
-        with suppress(psutil.Error, AttributeError):  # gone, or not Linux
-            spent = self._process.cpu_times()
-            cores = min(len(self._process.cpu_affinity() or ()), cores_allowed())
-            self._spent.append((now, spent.user + spent.system))
-            (first, before), (last, after) = self._spent[0], self._spent[-1]
-            load = min(1.0, (after - before) / (last - first) / cores) if last > first else None
-        return Accelerator(kind="cpu", name=self._name, load=load)
-
-
-class Gpu:
-    """Meter of a GPU, by its UUID. A thread reads it: a driver may never return from a call."""
-
-    def __init__(self, uuid: str) -> None:
-        self._reading = (0.0, Accelerator(kind="gpu", name="GPU"))
-        self._looked = monotonic()
-        threading.Thread(target=self._run, args=(uuid,), daemon=True).start()
-
-    def look(self, now: float) -> Accelerator:
-        """The device now; ``now``: monotonic seconds."""
-        self._looked = now
-        at, latest = self._reading
-        is_stale = now - at > STALE_SECONDS
-        return Accelerator(kind="gpu", name=latest.name) if is_stale else latest
-
-    def _run(self, uuid: str) -> None:
-        import pynvml  # of nvidia-ml-py; loads the driver's library at the first call
-
-        loads: deque[float] = deque(maxlen=WINDOW)
-        # No library, or a device without figures, such as a part of a GPU.
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            name = str(pynvml.nvmlDeviceGetName(device))
-            while monotonic() - self._looked < UNUSED_SECONDS:
-                rates: Any = pynvml.nvmlDeviceGetUtilizationRates(device)
-                memory: Any = pynvml.nvmlDeviceGetMemoryInfo(device)
-                loads.append(rates.gpu / 100)
-                now = Accelerator(
-                    kind="gpu",
-                    name=name,
-                    load=sum(loads) / len(loads),
-                    memory_taken=memory.used,
-                    memory_total=memory.total,
-                )
-                self._reading = (monotonic(), now)
-                sleep(1.0)
-
-
-def meter_of(device: str, gpu: str, pid: int | None) -> Gpu | Processor | None:
-    """Meter for the device of a trainer, as torch names it; ``gpu``: its UUID, if it is one.
-
-    None for a GPU of another maker, and for a trainer without a process of its own.
-    """
-    if gpu:
-        return Gpu(gpu)
-    with suppress(psutil.Error):  # it has ended already
-        return Processor(pid) if device == "cpu" and pid is not None else None
-    return None
 
 
 # priority

@@ -2,19 +2,30 @@
 reason is told."""
 
 import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import psutil
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.cards import FakeLibrary
+from helpers.waiting import until
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner import availability
 from lowcomm_node.owner.availability import (
     Availability,
+    IdleDetector,
     read_logind,
+    running,
 )
 from lowcomm_node.owner.rules import MachineUse, Rule, holds, read_schedule
 from lowcomm_node.owner.settings import NodeSettings
@@ -118,17 +129,28 @@ NIGHT = NodeSettings.model_validate(
 def test_each_rule_has_its_reason() -> None:
     noon = at("Mon 12:00")
     until = noon.timestamp() + 1800
-    machine = MachineUse(idle=20.0, used_by="a key was pressed", on_battery=True)
+    machine = MachineUse(
+        idle=20.0,
+        used_by="a key was pressed",
+        program="steam",
+        gpu_idle=30.0,
+        gpu_used_by="python (process 7)",
+        on_battery=True,
+    )
     found = list(holds(NIGHT, until, machine, noon))
-    assert [hold.rule for hold in found] == [Rule.OWNER, Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY]
+    assert [hold.rule for hold in found] == [
+        *(Rule.OWNER, Rule.SCHEDULE, Rule.PROGRAM, Rule.GPU, Rule.IN_USE, Rule.BATTERY)
+    ]
     assert [hold.reason for hold in found] == [
         "paused by you until 12:30",
         "outside its schedule 22:00-07:00 until 22:00",
+        "steam runs, which --not-while names",
+        "python (process 7) computes on the GPU: waits until it has ended for 1m30s",
         "the machine is in use (a key was pressed): waits until it is left alone for 9m40s",
         "the machine runs on its battery",
     ]
     assert found[0].until == until and found[1].until == at("Mon 22:00").timestamp() - 30
-    fine = MachineUse(idle=600.0, on_battery=False)
+    fine = MachineUse(idle=600.0, gpu_idle=120.0, on_battery=False)
     assert list(holds(NIGHT, noon.timestamp(), fine, at("Mon 23:00"))) == [], "the pause is over"
     assert list(holds(NIGHT, None, MachineUse(), at("Mon 23:00"))) == [], (
         "what can't be told keeps nobody from training"
@@ -289,3 +311,88 @@ async def test_a_look_that_fails_keeps_neither_hours_nor_later_looks_from_their_
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert len(warnings) == 1 and "no such sensor" in warnings[0]
+
+
+# Other programs
+
+
+@contextmanager
+def program(path: Path, orphaned: bool = False) -> Iterator[int]:
+    """The process id of a program of this name, which ends with the block."""
+    path.write_text("#!/bin/sh\nread line\n")
+    path.chmod(0o755)
+    start = 'exec 3<&0; "$0" <&3 >&2 & echo $!' if orphaned else 'echo $$; exec "$0"'
+    with subprocess.Popen(
+        ["/bin/sh", "-c", start, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as starter:
+        assert starter.stdin is not None and starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        if orphaned:
+            starter.wait(20)
+        until(lambda: psutil.Process(pid).name() == path.name, 20, "the program runs")
+        yield pid
+        starter.stdin.close()
+        if not orphaned:
+            until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 20, "it has ended")
+            assert running([path.name], ()) == "", "nobody has waited for it, yet it has ended"
+
+
+async def test_a_node_waits_while_a_program_runs_that_its_owner_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(availability, "LOOK_EVERY", 0.01)
+    rules = {"home": tmp_path, "not_while": ["steam-x, Blender-X", "y.exe"]}
+    settings = NodeSettings.model_validate(rules)
+    assert settings.not_while == ("steam-x", "Blender-X", "y.exe")
+    with program(tmp_path / "blender-x", orphaned=True):
+        one = Availability(settings)
+        assert one.hold is not None and one.hold.rule is Rule.PROGRAM
+        assert one.hold.reason == "Blender-X runs, which --not-while names"
+        task = asyncio.create_task(one.run())
+    try:
+        await asyncio.wait_for(one.free.wait(), 60)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_names_of_programs_match_as_wholes_and_our_own_processes_are_none(tmp_path: Path) -> None:
+    with program(tmp_path / "Y-lowcomm.EXE") as pid:
+        assert running(["x", "y-lowcomm"], ()) == "y-lowcomm"
+        assert running(["y-low", "lowcomm.exe", "-"], ()) == ""
+        assert running(["y-lowcomm"], {pid}) == ""
+
+
+def test_others_on_the_gpu_hold_a_node_and_the_idle_rule_sees_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, other = FakeLibrary(monkeypatch), os.getppid()
+    nobody = 2**22 + 1  # of the host, seen from a container
+
+    def look(computing: list[int], shares: dict[int, float], **rules: Any) -> MachineUse:
+        library.computing, library.shares = computing, shares
+        detector = IdleDetector(NodeSettings.model_validate({"home": tmp_path, **rules}))
+        if detector.gpu is not None:
+            until(lambda: detector.gpu.look(monotonic()) is not None, 20, "the driver's answer")
+        return detector.look()
+
+    with program(tmp_path / "trainer") as ours:
+        own = {os.getpid(): 0.9, ours: 0.9, nobody: 0.9}
+        for computing, shares, holds_it in (
+            ([other], {other: 0.03}, True),
+            ([other, *own], own, False),  # it waits for work
+            ([], {other: 0.9}, False),  # it draws
+        ):
+            use = look(computing, shares, yield_to_gpu=True)
+            assert (use.gpu_idle is not None and use.gpu_idle < 10) == holds_it
+            assert (f"(process {other})" in use.gpu_used_by) == holds_it
+            assert look(computing, shares, yield_to_gpu=True, device="cpu").gpu_idle is None
+            assert look(computing, shares).gpu_idle is None
+        library.fault = pynvml.NVML_ERROR_NOT_SUPPORTED
+        assert look([other], {}, yield_to_gpu=True).gpu_idle is not None, "the driver can't tell"
+        library.fault = None
+        monkeypatch.setattr(availability, "_since_typed", lambda: None)
+        monkeypatch.setattr(availability, "_since_logind", lambda: None)
+        use = look([], {other: 0.3}, only_idle=True)
+        assert use.used_by == "other programs take 30% of the GPU" and use.idle == 0.0
+        assert look([], {other: 0.1, **own}, only_idle=True).idle is None

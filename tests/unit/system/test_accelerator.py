@@ -3,45 +3,39 @@ the kernel, and no driver in trouble holds up or ends a node."""
 
 import os
 import threading
-from collections.abc import Callable
 from time import monotonic
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
+from helpers.cards import FakeLibrary
 from helpers.waiting import until
-from lowcomm_node.system.machine import STALE_SECONDS, Accelerator, Gpu, Processor, meter_of
-
-
-def driver(monkeypatch: pytest.MonkeyPatch, load: Callable[[], float]) -> None:
-    """A driver of one GPU."""
-
-    def find(uuid: str) -> str:
-        if uuid != "GPU-1":
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return uuid
-
-    for name, call in {
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetHandleByUUID": find,
-        "nvmlDeviceGetName": lambda _: "Large 9",
-        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=100 * load()),
-        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=3, total=8),
-    }.items():
-        monkeypatch.setattr(pynvml, name, call)
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.system import accelerator
+from lowcomm_node.system.accelerator import (
+    STALE_SECONDS,
+    Accelerator,
+    Card,
+    CardUser,
+    Gpu,
+    Processor,
+    meter_of,
+    open_card,
+)
 
 
 def test_a_driver_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
     hanging, looked = threading.Event(), threading.Event()
 
-    def load() -> float:
-        if looked.is_set():
-            hanging.wait(30)
-        looked.set()
-        return 0.5
+    class Hanging(FakeLibrary):
+        def nvmlDeviceGetMemoryInfo(self, card: str) -> SimpleNamespace:  # noqa: N802
+            if looked.is_set():
+                hanging.wait(30)
+            looked.set()
+            return super().nvmlDeviceGetMemoryInfo(card)
 
-    driver(monkeypatch, load)
+    Hanging(monkeypatch)
     meter = Gpu("GPU-1")
     until(lambda: meter.look(monotonic()).load == 0.5, 30, "its first look")
     assert meter.look(monotonic() + STALE_SECONDS + 1) == Accelerator(kind="gpu", name="Large 9")
@@ -54,3 +48,54 @@ def test_what_trains_is_what_is_looked_at():
     assert meter_of("mps", "", os.getpid()) is None
     meter = meter_of("cuda:0", "GPU-1", os.getpid())
     assert isinstance(meter, Gpu)
+
+
+def test_who_uses_a_card_is_told_as_far_as_its_driver_knows(monkeypatch: pytest.MonkeyPatch):
+    library = FakeLibrary(monkeypatch)
+    library.computing, library.shares = [7, 8], {8: 0.4, 9: 0.05, 10: 0.0}
+    assert Card().users() == (
+        *(CardUser(7, True, 0.0), CardUser(8, True, 0.4)),
+        CardUser(9, False, 0.05),
+    )
+    library.fault = pynvml.NVML_ERROR_NOT_FOUND  # no process has done anything
+    assert Card().users() == (CardUser(7, True, 0.0), CardUser(8, True, 0.0))
+    library.fault = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert Card().users() == (CardUser(7, True, None), CardUser(8, True, None))
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "is_there"),
+    [
+        *((None, "cuda", True), (None, "auto", True), (None, "cuda:1", False)),
+        *(("GPU-0,GPU-1", "cuda:1", True), ("GPU-0,GPU-1", "cuda", False)),
+        *(("1, 0", "cuda:1", True), ("1,0", "cuda", False), ("-1", "cuda", False)),
+    ],
+)
+def test_a_card_is_the_one_that_the_trainer_takes(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, device: str, is_there: bool
+):
+    FakeLibrary(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if is_there:
+        assert open_card("--yield-to-gpu", device=device).name == "Large 9"
+    else:
+        with pytest.raises(ConfigError, match="--yield-to-gpu needs a card of NVIDIA"):
+            open_card("--yield-to-gpu", device=device)
+
+
+def test_a_setting_for_a_card_is_refused_in_a_line_where_none_is(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match="trains on a processor: drop --yield-to-gpu"):
+        open_card("--yield-to-gpu", device="cpu")
+
+    def nvml() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(accelerator, "nvml", nvml)
+    with pytest.raises(ConfigError) as caught:
+        open_card("--yield-to-gpu")
+    assert str(caught.value) == (
+        "--yield-to-gpu needs a card of NVIDIA and its driver, and none answers (NVML Shared "
+        "Library Not Found): drop --yield-to-gpu; --duty and --not-while work on any machine."
+    )

@@ -1,0 +1,195 @@
+"""The device that trains: how busy it is, and for a card of NVIDIA who uses it."""
+
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic, sleep, time
+from typing import Any, Generic, TypeVar
+
+import psutil
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.system.machine import PROC, cores_allowed
+
+WINDOW = 10
+"""Looks, one a second, over which a load is averaged."""
+STALE_SECONDS = 5.0
+"""Age from which a reading counts no longer: the driver hangs, or has lost the GPU."""
+UNUSED_SECONDS = 60.0
+"""Seconds after the last look in which a GPU is read on."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """The device that trains, at one moment."""
+
+    kind: str
+    """`gpu` or `cpu`."""
+    name: str
+    """As its maker calls it."""
+    load: float | None = None
+    """Share of the last ten seconds in which a GPU computed, for any program; of a processor the
+    share of its cores that the trainer took. Null until it is known."""
+    memory_taken: int | None = None
+    """Bytes of the GPU's memory that any program takes; null for a processor."""
+    memory_total: int | None = None
+    """Bytes of the GPU's memory; null for a processor."""
+
+
+class Processor:
+    """Meter of the cores that a process takes. Look at it once a second."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._spent: deque[tuple[float, float]] = deque(maxlen=WINDOW + 1)
+        self._name = "processor"
+        with suppress(OSError, AttributeError):
+            text = (PROC / "cpuinfo").read_text(encoding="utf-8", errors="replace")
+            self._name = re.findall(r"^model name\s*: (.+)$", text, re.M)[0]
+
+    def look(self, now: float) -> Accelerator:
+        """The device now; ``now``: monotonic seconds."""
+        load = None
+        with suppress(psutil.Error, AttributeError):  # gone, or not Linux
+            spent = self._process.cpu_times()
+            cores = min(len(self._process.cpu_affinity() or ()), cores_allowed())
+            self._spent.append((now, spent.user + spent.system))
+            (first, before), (last, after) = self._spent[0], self._spent[-1]
+            load = min(1.0, (after - before) / (last - first) / cores) if last > first else None
+        return Accelerator(kind="cpu", name=self._name, load=load)
+
+
+def nvml() -> Any:
+    """NVIDIA's library, ready for use. Raises pynvml.NVMLError without a driver."""
+    import pynvml  # of nvidia-ml-py; loads the driver's library at the first call
+
+    pynvml.nvmlInit()
+    return pynvml
+
+
+@dataclass(frozen=True)
+class CardUser:
+    """A process on a card."""
+
+    pid: int
+    computes: bool
+    """Whether it can compute there, not only draw."""
+    share: float | None
+    """Share of the card's time in the last seconds; None if the driver does not say."""
+
+
+class Card:
+    """A card of NVIDIA, by its UUID, or as ``--device`` names it. Calls raise NVMLError."""
+
+    def __init__(self, uuid: str = "", device: str = "cuda") -> None:
+        self._nvml = nvml()
+        place = device.partition(":")[2] or "0"
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        chosen = dict(enumerate(visible.split(","))) if visible else {}
+        known = uuid or chosen.get(int(place), place).strip()
+        if known.isdecimal():
+            self._handle = self._nvml.nvmlDeviceGetHandleByIndex(int(known))
+        else:
+            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(known)
+        self.name = str(self._nvml.nvmlDeviceGetName(self._handle))
+        self._loads: deque[float] = deque(maxlen=WINDOW)
+
+    def load(self) -> Accelerator:
+        """Its load and memory, for all programs. Call it once a second."""
+        self._loads.append(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100)
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        return Accelerator(
+            kind="gpu",
+            name=self.name,
+            load=sum(self._loads) / len(self._loads),
+            memory_taken=memory.used,
+            memory_total=memory.total,
+        )
+
+    def users(self) -> tuple[CardUser, ...]:
+        """Processes that compute on it, or have drawn on it in the last seconds."""
+        processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        computing, shares = {process.pid for process in processes}, dict[int, float]()
+        is_known = True
+        try:
+            since = int((time() - WINDOW) * 1e6)
+            for one in self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since):
+                shares[one.pid] = max(shares.get(one.pid, 0.0), one.smUtil / 100)
+        except self._nvml.NVMLError as error:
+            # Where no process has done anything, the driver finds no samples.
+            is_known = error.value in (self._nvml.NVML_ERROR_NOT_FOUND, self._nvml.NVML_SUCCESS)
+        return tuple(
+            CardUser(pid, pid in computing, shares.get(pid, 0.0) if is_known else None)
+            for pid in sorted(computing | {pid for pid, share in shares.items() if share})
+        )
+
+
+def open_card(flag: str, uuid: str = "", device: str = "cuda") -> Card:
+    """The card that a setting is for. Raises ConfigError if there is none."""
+    import pynvml
+
+    if device == "cpu":
+        raise ConfigError(f"{flag} is for a GPU, and the node trains on a processor: drop {flag}.")
+    try:
+        return Card(uuid, device)
+    except pynvml.NVMLError as error:
+        raise ConfigError(
+            f"{flag} needs a card of NVIDIA and its driver, and none answers ({error}): drop "
+            f"{flag}; --duty and --not-while work on any machine."
+        ) from None
+
+
+class Polled(Generic[T]):
+    """Read a card once a second, on a thread: a driver may never return from a call."""
+
+    def __init__(self, begin: Callable[[], Callable[[], T]]) -> None:
+        """``begin``: returns what reads; a reading ends with the first NVMLError."""
+        self._reading: tuple[float, T] | None = None
+        self._looked = monotonic()
+        threading.Thread(target=self._run, args=(begin,), daemon=True).start()
+
+    def look(self, now: float) -> T | None:
+        """The last reading; None without a fresh one. ``now``: monotonic seconds."""
+        self._looked, reading = now, self._reading
+        return None if reading is None or now - reading[0] > STALE_SECONDS else reading[1]
+
+    def _run(self, begin: Callable[[], Callable[[], T]]) -> None:
+        import pynvml
+
+        # No library, or a device without figures, such as a part of a GPU.
+        with suppress(pynvml.NVMLError):
+            read = begin()
+            while monotonic() - self._looked < UNUSED_SECONDS:
+                self._reading = (monotonic(), read())
+                sleep(1.0)
+
+
+class Gpu:
+    """Meter of a GPU, by its UUID."""
+
+    def __init__(self, uuid: str) -> None:
+        self._name = "GPU"
+        self._polled = Polled(lambda: Card(uuid).load)
+
+    def look(self, now: float) -> Accelerator:
+        """The device now; ``now``: monotonic seconds."""
+        latest = self._polled.look(now) or Accelerator(kind="gpu", name=self._name)
+        self._name = latest.name
+        return latest
+
+
+def meter_of(device: str, gpu: str, pid: int | None) -> Gpu | Processor | None:
+    """Meter for the device of a trainer, as torch names it; ``gpu``: its UUID, if it is one.
+
+    None for a GPU of another maker, and for a trainer without a process of its own.
+    """
+    if gpu:
+        return Gpu(gpu)
+    with suppress(psutil.Error):  # it has ended already
+        return Processor(pid) if device == "cpu" and pid is not None else None
+    return None
