@@ -372,8 +372,8 @@ def test_others_on_the_gpu_hold_a_node_and_the_idle_rule_sees_them(
     def look(computing: list[int], shares: dict[int, float], **rules: Any) -> MachineUse:
         library.computing, library.shares = computing, shares
         detector = IdleDetector(NodeSettings.model_validate({"home": tmp_path, **rules}))
-        if detector.gpu is not None:
-            until(lambda: detector.gpu.look(monotonic()) is not None, 20, "the driver's answer")
+        if (gpu := detector.gpu) is not None:
+            until(lambda: gpu.look(monotonic()) is not None, 20, "the driver's answer")
         return detector.look()
 
     with program(tmp_path / "trainer") as ours:
