@@ -34,9 +34,8 @@ from lowcomm_bootstrap.server import GONE, read_info
 from lowcomm_node.errors import NodeError
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.system.logs import log
-from lowcomm_node.web.http import Listening, bind
-from lowcomm_node.web.page import FOLDER as NODE_PAGE
-from lowcomm_node.web.page import HEADERS
+from lowcomm_node.web.http import FOLDER as NODE_PAGE
+from lowcomm_node.web.http import HEADERS, Listening, bind
 from lowcomm_protocol.peers.records import PeerInfo, Phase
 from lowcomm_protocol.spec.run import SignedRun
 
@@ -93,11 +92,6 @@ class ObservedSwarm:
         self.peers, self._records = peers, {peer: records[peer] for peer in peers}
         self.proved = frozenset(proved) & set(peers)
 
-    def exchanges_a_minute(self, now: float) -> float:
-        """Applied, as their peers tell; an exchange of two counts at both."""
-        seconds = min(RATE_SECONDS, now - (now if self._since is None else self._since))
-        return 60 * sum(count for _, count in self._exchanges) / seconds if seconds else 0.0
-
     def view(self, now: float, address: str) -> dict[str, Any]:
         """Figures for people; ``address``: entry point of nodes."""
         spec, peers = self.run.spec, list(self.peers.values())
@@ -113,6 +107,9 @@ class ObservedSwarm:
         # A proved peer first: anybody can sign any words.
         written.sort(key=lambda peer: (peer.peer_id not in self.proved, -peer.report.sample_step))
         left, scale = None, max(1.0, self.about / max(1, len(peers)))
+        # Applied, as their peers tell; an exchange of two counts at both.
+        seconds = min(RATE_SECONDS, now - (now if self._since is None else self._since))
+        applied = sum(count for _, count in self._exchanges)
         if rates:
             left = max(0, spec.run.steps - step) * spec.tokens_per_step / median_low(rates)
         return {
@@ -134,7 +131,7 @@ class ObservedSwarm:
             "tokens_per_second": scale * sum(peer.tokens_per_second for peer in training),
             "held_out_loss": median_low(losses) if losses else None,
             "held_out_loss_of": len(losses),
-            "exchanges_per_minute": scale * self.exchanges_a_minute(now),
+            "exchanges_per_minute": scale * 60 * applied / seconds if seconds else 0.0,
             "samples": [
                 {
                     "peer": peer.peer_id,

@@ -207,8 +207,8 @@ def tokenizer_file(
 
 def open_weights(folder: Path) -> OpenWeights:
     """Describe the weights in a folder of Hugging Face's for a run. Raises ConfigError."""
+    from lowcomm_node.fetch.files import pin
     from lowcomm_node.models.open_weights import check_weights, files_of, settings_of
-    from lowcomm_node.storage.file_digests import pin
 
     read = settings_of(folder)
     files = files_of(folder)

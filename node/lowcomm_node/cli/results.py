@@ -15,7 +15,7 @@ from lowcomm_node.cli.common import Here, app, command, newest, read_settings, s
 from lowcomm_node.cli.running import JOURNAL, Run
 from lowcomm_node.errors import CheckpointError, NodeError, NotRunning
 from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
-from lowcomm_node.fetch.records import Gathered
+from lowcomm_node.fetch import Gathered
 from lowcomm_node.storage.paths import Paths, absolute
 from lowcomm_node.system.command import unwinding_signals
 from lowcomm_node.system.units import clean, size

@@ -16,8 +16,8 @@ from random import Random
 from time import time
 
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, NodeError, TrainerError
+from lowcomm_node.fetch import Gathered, StateAdopted
 from lowcomm_node.fetch.engine import Fetch
-from lowcomm_node.fetch.records import Gathered, StateAdopted
 from lowcomm_node.fetch.state import StateDownload
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels

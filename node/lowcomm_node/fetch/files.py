@@ -21,7 +21,6 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.fetch.engine import Download, Source
 from lowcomm_node.fetch.text import RunText
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.storage.file_digests import read_digests
 from lowcomm_node.storage.files import DiskQuota, require_space, sync
 from lowcomm_node.storage.pack_file import FilePieces, PackFile
 from lowcomm_node.storage.paths import absolute
@@ -30,7 +29,16 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
-from lowcomm_protocol.spec.sections import DIGEST_BYTES, PIECE_BYTES, count_pieces
+from lowcomm_protocol.spec.sections import (
+    DIGEST_BYTES,
+    PIECE_BYTES,
+    StartFile,
+    count_pieces,
+    digest_of_pieces,
+)
+
+BLOCK = 1024 * 1024
+"""Bytes that are hashed at a time."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +229,43 @@ def _identity(path: Path) -> tuple[int, ...]:
         status = path.stat()
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     return ()
+
+
+@dataclass(frozen=True)
+class FileDigests:
+    """SHA-256 of a file, and of its pieces of `PIECE_BYTES`."""
+
+    size: int  # bytes
+    sha256: bytes
+    pieces: tuple[bytes, ...]
+
+
+def read_digests(path: Path, stop: Event | None = None) -> FileDigests:
+    """Read a file, unless ``stop`` is set before its end. Raises OSError."""
+    whole, pieces, size = sha256(), [sha256()], 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            if size and size % PIECE_BYTES == 0:
+                pieces.append(sha256())
+            whole.update(block)
+            pieces[-1].update(block)
+            size += len(block)
+            if stop is not None and stop.is_set():
+                break
+    return FileDigests(size, whole.digest(), tuple(piece.digest() for piece in pieces))
+
+
+def pin(path: Path) -> StartFile:
+    """Entry of a file for a specification. Raises ConfigError if it can't be read, ValueError if
+    its name or size can't be pinned."""
+    try:
+        read = read_digests(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} can't be read ({error.strerror}): see its rights and its disk."
+        ) from None
+    pieces = digest_of_pieces(read.pieces)
+    return StartFile(name=path.name, size=read.size, sha256=read.sha256.hex(), pieces=pieces)
 
 
 def check_named(spec: RunSpec, settings: NodeSettings) -> None:

@@ -10,8 +10,8 @@ from lowcomm_node.catalogue import CATALOGUE, Explanation
 from lowcomm_node.doctor.findings import Finding, Observations
 from lowcomm_node.doctor.run import examine_node, subject_of
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater, TrainerError
+from lowcomm_node.fetch import Gathered
 from lowcomm_node.fetch.catch_up import Gatherer, state_form
-from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.net.ping import match_peer
 from lowcomm_node.node.messages import Generate, Save
 from lowcomm_node.node.report import NodeState, report, report_limits, report_peers

@@ -10,7 +10,7 @@ from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.catalogue import Waiting
-from lowcomm_node.fetch.records import StateAdopted
+from lowcomm_node.fetch import StateAdopted
 from lowcomm_node.node import messages
 from lowcomm_node.node.messages import Evaluated, InnerStepTaken, Saved, StepFigures, Tokenizing
 from lowcomm_node.owner.rules import Hold

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Optional, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from lowcomm_node.catalogue import Explanation
-from lowcomm_node.fetch.records import Gathered
+from lowcomm_node.fetch import Gathered
 from lowcomm_node.status.figures import Sample
 from lowcomm_node.status.model import Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.words import Health

@@ -1,4 +1,7 @@
-"""Serves HTTP at sockets, in the event loop of the daemon, with limits on connections."""
+"""Serves HTTP at sockets, in the event loop of the daemon, with limits on connections.
+
+The page of a node is files that hold nothing of it. Its script asks the API for all that it shows.
+"""
 
 import asyncio
 import socket
@@ -13,7 +16,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lowcomm_node.errors import PortInUse
@@ -31,6 +35,19 @@ REQUEST_DEADLINE = 10.0
 """Seconds for a request to come whole."""
 READ_DEADLINE = 10.0
 """Seconds for the other end to read some of an answer that is longer than the buffers."""
+
+
+FOLDER = Path(__file__).parent / "page"
+HEADERS = {
+    # Nothing of another host is loaded, and no other page can show this one in a frame.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
 
 
 def bind(host: str, port: int, option: str) -> socket.socket:
@@ -183,3 +200,16 @@ def serve_metrics(look: Callable[[], Status], address: str) -> Listening:
     host, _, port = address.rpartition(":")
     app = Starlette(routes=[Route("/metrics", answer)])
     return Listening(app, bind(host.strip("[]"), int(port), "--metrics"))
+
+
+class PageFiles(StaticFiles):
+    """Files with the headers of a page."""
+
+    def file_response(self, *given: Any, **named: Any) -> Response:
+        """Answer with a file."""
+        response = super().file_response(*given, **named)
+        response.headers.update(HEADERS)
+        return response
+
+
+PAGE = Mount("/", PageFiles(directory=FOLDER, html=True))

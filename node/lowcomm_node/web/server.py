@@ -35,8 +35,7 @@ from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.web.access import Access, OwnRequests
 from lowcomm_node.web.api import CHANGE_LIMITS, QUERIES, ROOT, Query
-from lowcomm_node.web.http import Listening, bind, bind_own
-from lowcomm_node.web.page import PAGE
+from lowcomm_node.web.http import PAGE, Listening, bind, bind_own
 from lowcomm_node.web.viewers import MAX_VIEWERS, Viewers
 from lowcomm_protocol.errors import LowcommError
 

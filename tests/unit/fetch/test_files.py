@@ -23,11 +23,9 @@ from helpers.wire import (
 )
 from lowcomm_node.fetch import engine, files
 from lowcomm_node.fetch.engine import Fetch, Source
-from lowcomm_node.fetch.files import FileDownload, Provider, RunFile, VerifiedFiles, start_of
+from lowcomm_node.fetch.files import FileDownload, Provider, RunFile, VerifiedFiles, pin, start_of
 from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.storage import file_digests
-from lowcomm_node.storage.file_digests import pin
 from lowcomm_node.storage.files import GIB, DiskQuota
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -44,9 +42,9 @@ LISTING = b"".join(sha256(DATA[at : at + STEP]).digest() for at in range(0, SIZE
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (files, file_digests, sections):
+    for module in (files, sections):
         monkeypatch.setattr(module, "PIECE_BYTES", STEP)
-    monkeypatch.setattr(file_digests, "BLOCK", STEP // 4)
+    monkeypatch.setattr(files, "BLOCK", STEP // 4)
     monkeypatch.setattr(engine, "RETRY_PAUSE", 0.05)
     monkeypatch.setattr(engine, "LATER", 0.3)
     monkeypatch.setattr(engine, "SLOW", 0.1)

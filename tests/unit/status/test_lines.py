@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.statuses import make_exchange
-from lowcomm_node.fetch.records import StateAdopted
+from lowcomm_node.fetch import StateAdopted
 from lowcomm_node.node.messages import Evaluated, Saved
 from lowcomm_node.status.events import OtherEvent, PhaseEntered
 from lowcomm_node.status.words import (

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from helpers.tiny import tiny_settings
 from helpers.trainer_thread import TrainerThread
 from lowcomm_node.errors import ConfigError, TrainerError
+from lowcomm_node.fetch.files import pin
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.transformer import FAMILY
 from lowcomm_node.node.messages import Save, TrainerSettings
-from lowcomm_node.storage.file_digests import pin
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import parse_canonical
 from lowcomm_protocol.spec.sections import StartSettings

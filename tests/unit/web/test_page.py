@@ -18,7 +18,7 @@ from lowcomm_node.storage.paths import Paths
 from lowcomm_node.web.access import LINK_SECONDS, MAX_BROWSERS, MAX_LINKS, Access
 from lowcomm_node.web.api import ROOT
 from lowcomm_node.web.client import ControlClient
-from lowcomm_node.web.page import FOLDER
+from lowcomm_node.web.http import FOLDER
 from lowcomm_node.web.server import ControlServer
 
 MAX_PAGE = 300_000
