@@ -145,9 +145,3 @@ class Parties:
         self.network.records.pop((key, CREATOR.peer_id), None)
         assert await MemoryDiscovery("x", self.network).publish(key, CREATOR.peer_id, data, life)
         return data
-
-    def removals_in_dht(self) -> bytes:
-        """What lies there, without its kind."""
-        return self.network.records[
-            removals_key(self.run.run_id, CREATOR.peer_id), CREATOR.peer_id
-        ][0][1:]
