@@ -12,7 +12,6 @@ from lowcomm_protocol.codecs import CODECS, codec, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import CodecError, PlanError
 from lowcomm_protocol.exchange.underway import KEPT
-from lowcomm_protocol.spec.names import codecs_for_groups
 
 NUMEL = 700
 """Two whole blocks of 256 values, and a part of one."""
@@ -132,12 +131,10 @@ def _missed() -> Made:
     return run, [b"\0" + seeds[0], b"\0" + seeds[1], b"\1" + b"".join(seeds)]
 
 
-for _name in CODECS:
+for _name, _entry in CODECS.items():
     coder(_name, 1)  # loads it while imports are instrumented
-for _name in codecs_for_groups():
-    TARGETS[f"codec-{_name}"] = Target(f"codec-{_name}", partial(_codec, _name))
-for _name in sorted({*CODECS} - {*codecs_for_groups()}):
-    TARGETS[f"codec-{_name}"] = Target(f"codec-{_name}", partial(_modulo, _name))
+    _decode = _modulo if _entry.only_in_pairs else _codec
+    TARGETS[f"codec-{_name}"] = Target(f"codec-{_name}", partial(_decode, _name))
 TARGETS["missed"] = Target("missed", _missed)
 for _name in ("q2", "e3m0"):
     TARGETS[f"shards-{_name}"] = Target(f"shards-{_name}", partial(_shards, _name))

@@ -108,11 +108,6 @@ def codec_of_offer(text: str) -> str:
     return text.partition("/")[0]
 
 
-def codecs_for_groups() -> list[str]:
-    """The codecs that groups of three and more can use."""
-    return [name for name, entry in CODECS.items() if not entry.only_in_pairs]
-
-
 Mean = Literal["mean", "clip", "median", "trimmed"]
 """How a group of three or more averages: see robust.py."""
 MEANS: tuple[Mean, ...] = get_args(Mean)

@@ -13,9 +13,9 @@ from numba.core import caching
 
 from lowcomm_protocol.codecs import codec, kernels
 from lowcomm_protocol.errors import CodecError
-from lowcomm_protocol.spec.names import codecs_for_groups
+from lowcomm_protocol.spec.names import CODECS
 
-NAMES = codecs_for_groups()
+NAMES = [name for name, entry in CODECS.items() if not entry.only_in_pairs]
 LONG_SCALES, SHORT_SCALES = ("int8", "e3m0"), ("q2",)
 BLOCKWISE = LONG_SCALES + SHORT_SCALES
 BLOCK_BYTES = {"int8": 260, "e3m0": 132, "q2": 66}
