@@ -126,7 +126,11 @@ def plan_fragments(tensors: Sequence[TensorSpec], count: int, pattern: str) -> F
         )
     layers = len({tensor.layer for tensor in kept if tensor.role == "block"})
     by_rows = pattern == EVEN or layers < count
-    parts = _cut_rows(kept, count) if by_rows else _whole_layers(kept, count, pattern)
+    if by_rows:
+        spans = cut([tensor.stack for tensor in kept], count)
+        parts = [[_slice(kept[one.stack], one.start, one.stop) for one in part] for part in spans]
+    else:
+        parts = _whole_layers(kept, count, pattern)
     order = {tensor.name: position for position, tensor in enumerate(kept)}
     fragments = tuple(
         Fragment(index, tuple(sorted(part, key=lambda one: (order[one.tensor], one.start))))
@@ -192,12 +196,6 @@ def _untied(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
 
 def _slice(tensor: TensorSpec, start: int, stop: int) -> Slice:
     return Slice(tensor.name, start, stop, (stop - start) * tensor.stack.width)
-
-
-def _cut_rows(tensors: Sequence[TensorSpec], count: int) -> list[list[Slice]]:
-    """Cut the model by rows, in the order given."""
-    parts = cut([tensor.stack for tensor in tensors], count)
-    return [[_slice(tensors[span.stack], span.start, span.stop) for span in part] for part in parts]
 
 
 def _whole_layers(tensors: Sequence[TensorSpec], count: int, pattern: str) -> list[list[Slice]]:

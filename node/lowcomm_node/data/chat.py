@@ -34,7 +34,9 @@ class ChatTemplate:
         environment = sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = _to_json
+        environment.filters["tojson"] = lambda value, indent=None, **_: json.dumps(
+            value, ensure_ascii=False, indent=indent
+        )
         environment.globals["raise_exception"] = self._refuse
         marked = _GENERATION.sub(lambda tag: tag[1] + ("endif" if tag[2] else "if true"), template)
         try:
@@ -107,7 +109,3 @@ def encode_chat(tokenizer: FileTokenizer, texts: Sequence[bytes]) -> list[NDArra
             numbers = np.append(numbers, np.uint32(end | MASKED))
         tokens.append(numbers.astype(np.uint32))
     return tokens
-
-
-def _to_json(value: object, indent: int | None = None, **_: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)

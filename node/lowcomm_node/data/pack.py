@@ -215,9 +215,10 @@ def seal(
         digests += digest
         done = len(digests) // DIGEST_BYTES * piece_bytes
         show(done, end, done // width)
+    name = re.sub(r"[^a-z0-9._-]+", "-", path.name.lower().removesuffix(ENDING)).lstrip("._-")
     try:
         text = PackedText(
-            name=_name_of(path),
+            name=name[:64] or "text",
             pieces=sha256(digests).hexdigest(),
             tokens=train_bytes // width,
             held_out_tokens=held_out_bytes // width,
@@ -270,9 +271,3 @@ def _digests_of(path: Path, size: int, count: int) -> Iterator[bytes]:
 
 def _beside(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
-
-
-def _name_of(path: Path) -> str:
-    """The name of a pack's file, as a specification may have it."""
-    name = re.sub(r"[^a-z0-9._-]+", "-", path.name.lower().removesuffix(ENDING)).lstrip("._-")
-    return name[:64] or "text"

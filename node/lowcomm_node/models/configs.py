@@ -87,7 +87,7 @@ def read_config(config: Mapping[str, Any], source: str) -> Read:
     positions = theirs.get(context)
     if type(positions) is not int or positions < 8:
         raise wrong(source, context, positions, "a number of tokens, at least 8, is expected")
-    left_out = _left_out(config, known)
+    left_out = tuple(key[:_SHOWN] for key in sorted(config.keys() - known - IDLE)[:_SHOWN_KEYS])
     if type_ not in KINDS:
         return Read(_of_library(theirs, type_, source), positions, left_out)
     longest, note = positions, ""
@@ -142,11 +142,6 @@ def _known(type_: str) -> frozenset[str]:
     class_ = library().CONFIG_MAPPING[type_]
     of_all = library().PreTrainedConfig().to_dict().keys()
     return frozenset(class_().to_dict().keys() - of_all | _OLDER | class_.attribute_map.keys())
-
-
-def _left_out(config: Mapping[str, object], known: Set[str]) -> tuple[str, ...]:
-    """The first unknown keys of a file, sorted, short."""
-    return tuple(key[:_SHOWN] for key in sorted(config.keys() - known - IDLE)[:_SHOWN_KEYS])
 
 
 def _ours(theirs: Mapping[str, Any], type_: str, longest: int, source: str) -> ModelSettings:

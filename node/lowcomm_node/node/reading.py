@@ -206,7 +206,7 @@ class TextReader:
         if not self._is_known:
             return
         self._follow(membership)
-        shares = [part.share for part in self._settings_now().data.parts]
+        shares = [part.share for part in self._state.spec_now(self._run).data.parts]
         if self._state.supervisor.runs and self._board.phase != "finished":
             for part, share in enumerate(shares):
                 if share:
@@ -222,10 +222,6 @@ class TextReader:
         if claims != self._published and now >= self._publish_due:
             self._published, self._publish_due = claims, now + self._state.settings.poll
             await membership.publish(renews=True)
-
-    def _settings_now(self) -> Any:
-        step, course = self._board.position()[0], self._state.course
-        return course.at(step) if course else self._run.spec
 
     def _queued(self, part: int, share: float) -> int:
         """Pieces of a part that the trainer has."""

@@ -83,11 +83,18 @@ class NodeState:
         """The settings of the run over its swarm steps, as they are known now."""
         return self.admission.course if self.admission else None
 
+    def spec_now(self, run: SignedRun) -> RunSpec:
+        """Settings of the run at the swarm step of this node."""
+        return self.course.at(self.board.position()[0]) if self.course else run.spec
+
 
 def report(state: NodeState) -> Status:
     """The status of a node."""
     board, membership, exchanger = state.board, state.membership, state.exchanger
     history = exchanger.history if exchanger else History()
+    alive = membership.roster.alive(time()) if membership else ()
+    releases = Counter(one.report.release for one in alive if one.report.release)
+    losses = [one.report.held_out_loss for one in alive if one.report.held_out_loss]
     drivers = exchanger.running.values() if exchanger else ()
     running = tuple(driver.describe(monotonic()) for driver in drivers)
     waiting = board.waiting or _why_alone(state)
@@ -118,8 +125,8 @@ def report(state: NodeState) -> Status:
         bytes_received=history.bytes_received + sum(one.bytes_received for one in running),
         limits=report_limits(state.allowance),
         peers=membership.count() if membership else 0,
-        releases=_releases(membership) if membership else {},
-        claims=_claims(membership) if membership else None,
+        releases=dict(releases.most_common(MOST_RELEASES)),
+        claims=Claims(val_loss=median(losses), told_by=len(losses)) if losses else None,
         silent_peers=membership.count_silent() if membership else 0,
         swarm_peers=membership.about[0] if membership else 0,
         shards=membership.about[1] if membership else 0,
@@ -181,22 +188,11 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
     )
 
 
-def _releases(membership: Membership) -> dict[str, int]:
-    releases = (one.report.release for one in membership.roster.alive(time()))
-    return dict(Counter(one for one in releases if one).most_common(MOST_RELEASES))
-
-
-def _claims(membership: Membership) -> Claims | None:
-    alive = membership.roster.alive(time())
-    losses = [one.report.held_out_loss for one in alive if one.report.held_out_loss]
-    return Claims(val_loss=median(losses), told_by=len(losses)) if losses else None
-
-
 def _run(state: NodeState) -> RunStatus | None:
     run = state.run
     if run is None:
         return None
-    now = _settings_now(state, run).run
+    now = state.spec_now(run).run
     return RunStatus(
         name=run.spec.run.name,
         description=now.description,
@@ -207,11 +203,6 @@ def _run(state: NodeState) -> RunStatus | None:
         steps=now.steps,
         amendments=_amendments(state),
     )
-
-
-def _settings_now(state: NodeState, run: SignedRun) -> RunSpec:
-    """Settings of the run at the swarm step of this node."""
-    return state.course.at(state.board.position()[0]) if state.course else run.spec
 
 
 def _amendments(state: NodeState) -> tuple[AmendmentStatus, ...]:
@@ -235,7 +226,7 @@ def _trainer(state: NodeState) -> TrainerStatus:
         device=ready.device if ready else None,
         parameters=ready.parameters if ready else None,
         duty=ready.duty if ready else None,
-        total_steps=_settings_now(state, state.run).run.steps if state.run else None,
+        total_steps=state.spec_now(state.run).run.steps if state.run else None,
         remaining=_remaining(state),
         tokenizing=state.board.tokenizing,
         memory=supervisor.memory,
@@ -249,7 +240,7 @@ def _remaining(state: NodeState) -> float | None:
     now = state.board.progress
     if state.run is None or not now.tokens_per_second or now.swarm_step is None:
         return None
-    spec = _settings_now(state, state.run)
+    spec = state.spec_now(state.run)
     steps = max(0, spec.run.steps - now.swarm_step)
     return steps * spec.tokens_per_step / now.tokens_per_second
 
@@ -258,7 +249,7 @@ def _text(state: NodeState) -> tuple[TextStatus, ...]:
     """The parts of the run's packed text, once they are open."""
     if state.run is None or state.text is None:
         return ()
-    parts = _settings_now(state, state.run).data.parts
+    parts = state.spec_now(state.run).data.parts
     shares = sum(part.share for part in parts) or 1.0
     return tuple(
         TextStatus(

@@ -64,8 +64,12 @@ def encode(content: Mapping[str, Any]) -> bytes:
 
 def write_document(settings: Mapping[str, Any]) -> bytes:
     """The document of all settings, without those that say what older releases do."""
-    every = _by_path(settings, settings.keys())
-    return encode(_by_section({path: v for path, v in every if not _is_old(path, v)}))
+    kept = {
+        path: value
+        for path, value in _by_path(settings, settings.keys())
+        if path not in ADDED or value != ADDED[path] or type(value) is not type(ADDED[path])
+    }
+    return encode(_by_section(kept))
 
 
 def read_content(text: str, source: str) -> Content:
@@ -133,10 +137,6 @@ def _by_section(settings: Mapping[str, Any]) -> Content:
         else:
             content[section] = value
     return content
-
-
-def _is_old(path: str, value: object) -> bool:
-    return path in ADDED and value == ADDED[path] and type(value) is type(ADDED[path])
 
 
 _EXPECTED = {

@@ -55,7 +55,7 @@ class ReadingNode:
         state: Any = SimpleNamespace(
             board=self.board,
             settings=SimpleNamespace(paths=paths, poll=poll, record_life=0.05),
-            course=None,
+            spec_now=lambda run: run.spec,
             supervisor=SimpleNamespace(runs=True, trainer=self),
         )
         text: Any = SimpleNamespace(stores=(store,))
