@@ -102,6 +102,8 @@ program: A program runs during which the owner does not want it to train.
     End that program, or take it out of `--not-while`.
 gpu-in-use: Another process computes on the GPU, or has done so in the last two minutes.
     Wait for its end, `lowcomm-node resume` to train beside it, or drop `--yield-to-gpu`.
+gpu-hot: The GPU is hotter than the owner wants, and cools.
+    Give it air, limit it by `--gpu-power` or `--duty`, or raise `--max-gpu-temp`.
 battery: The machine runs on its battery, and the owner does not want that.
     Plug it in, or allow it with `--on-battery`.
 trainer-failed: The trainer failed, and is started again after a while.
@@ -114,6 +116,8 @@ run-over: The run is over; the node hands its state to others.
 # warnings
 settings: A setting was given that means nothing here, and is ignored.
     Correct or drop what the sentence names; `lowcomm-node config` shows what holds.
+gpu-power: The power of the GPU is not limited, so the node rests instead.
+    Set the limit as root, as the sentence says, or drop `--gpu-power`.
 run-chosen: Several published runs fit. The node has taken the one that the bootstrap server's
   operator serves, or the one with peers that answer.
     For another: `--run NAME@FINGERPRINT`.

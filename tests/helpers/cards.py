@@ -15,7 +15,8 @@ class FakeLibrary:
     NVMLError = pynvml.NVMLError
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.uuid, self.load = "GPU-1", 0.5
+        self.uuid, self.load, self.degrees = "GPU-1", 0.5, 60
+        self.milliwatts, self.is_root = 250_000, True
         self.computing: list[int] = []
         self.shares: dict[int, float] = {}
         self.fault: int | None = None
@@ -62,3 +63,21 @@ class FakeLibrary:
         if self.fault is not None:
             raise pynvml.NVMLError(self.fault)
         return [SimpleNamespace(pid=pid, smUtil=int(100 * x)) for pid, x in self.shares.items()]
+
+    def nvmlDeviceGetTemperature(self, card: str, sensor: int) -> int:  # noqa: N802
+        """See NVML."""
+        return self.degrees
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, card: str) -> list[int]:  # noqa: N802
+        """See NVML."""
+        return [100_000, 300_000]
+
+    def nvmlDeviceGetPowerManagementLimit(self, card: str) -> int:  # noqa: N802
+        """See NVML."""
+        return self.milliwatts
+
+    def nvmlDeviceSetPowerManagementLimit(self, card: str, milliwatts: int) -> None:  # noqa: N802
+        """See NVML."""
+        if not self.is_root:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        self.milliwatts = milliwatts

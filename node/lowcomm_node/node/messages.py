@@ -106,6 +106,8 @@ class Ready(Answer, name="ready"):
     """UUID of the GPU that trains; empty for a processor."""
     duty: float = 1.0
     """Share of the time in which steps compute."""
+    unlimited: str = ""
+    """Why the power of the card is not limited as its owner wants; empty if it is."""
     text: tuple[TextPiece, ...] = ()
     """Pieces of packed text that are still to be read, in their order; the first of each part may
     be half read."""
@@ -413,7 +415,8 @@ class StepFigures:
     """Seconds in inner steps since the trainer started."""
     waited: Mapping[str, float] = field(default_factory=dict)
     """Seconds since then in which training waited between two steps, by what for: such as
-    `capture`, `merge`, `evaluate`, `save`; `duty` is rest between micro-batches, too."""
+    `capture`, `merge`, `evaluate`, `save`; `duty` is rest between micro-batches, too, and `heat`
+    until a GPU has cooled."""
 
 
 class InnerStepTaken(TrainerEvent, StepFigures, name="step"):
@@ -438,6 +441,13 @@ class TextAwaited(TrainerEvent, name="text-awaited"):
     """Training waits for packed text, or does so no longer."""
 
     waits: bool
+
+
+class Cooling(TrainerEvent, name="cooling"):
+    """Training waits until the card has cooled, or does so no longer."""
+
+    why: str
+    """In words; empty if it does not."""
 
 
 class MicroBatch(TrainerEvent, name="micro-batch"):

@@ -19,6 +19,7 @@ from time import monotonic
 from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.node.ipc import TrainerEvent
 from lowcomm_node.node.messages import (
+    Cooling,
     Ended,
     FailureKind,
     Finished,
@@ -190,7 +191,7 @@ class Supervisor:
         """Gets each event of the trainer."""
         self._least_silence = least_silence
         self._trainer = first
-        self._built = self._training = self._lacks_text = False
+        self._built = self._training = self._lacks_text = self._cools = False
         self._lost = asyncio.Event()
         self._failure: Failure | None = None
         self._tasks = Tasks()
@@ -273,7 +274,7 @@ class Supervisor:
             return
         if not self.runs:
             self._trainer.kill()
-        self._built = self._training = self._lacks_text = False
+        self._built = self._training = self._lacks_text = self._cools = False
         self._meter = self.accelerator = None
         await self._tasks.cancel()
         await self._trainer.stop()
@@ -294,6 +295,8 @@ class Supervisor:
                     self._training = False
                 case TextAwaited():
                     self._lacks_text = event.waits
+                case Cooling():
+                    self._cools = bool(event.why)
                 case TrainerFailed():
                     self._lose(kind_of(event.reason, event.exit_code, event.kind), event.reason)
                 case Ended():
@@ -318,7 +321,8 @@ class Supervisor:
                     trainer.kill()
             if self._meter is not None:
                 self.accelerator = self._meter.look(now)
-            if self._training and not self._lacks_text and not trainer.occupied:
+            waits = self._lacks_text or self._cools or trainer.occupied
+            if self._training and not waits:
                 self._pace.tick(now, 0.0 if trainer.pid is None else waited(trainer.pid))
             else:
                 self._pace.hold(now)

@@ -21,6 +21,7 @@ from lowcomm_node.node.entry import LEAVE_DEADLINE
 from lowcomm_node.node.ipc import TrainerEvent
 from lowcomm_node.node.messages import (
     Amend,
+    Cooling,
     Evaluate,
     Evaluated,
     Evaluating,
@@ -136,6 +137,12 @@ class Training:
             case Held():
                 board.show(HELD)
                 return
+            case Cooling():
+                if event.why:
+                    board.show(Waiting("gpu-hot", event.why))
+                elif board.waiting and board.waiting.code == "gpu-hot":
+                    board.show(None)
+                return
             case Tokenizing():
                 board.tokenizing = event
                 if event.total and event.done >= event.total:  # the trainer builds the model
@@ -236,6 +243,9 @@ class Training:
         finally:
             self._board.tokenizing = None
         self._availability.follow_gpu(ready.gpu)
+        self._board.withdraw("gpu-power")
+        if ready.unlimited:
+            self._board.warn("gpu-power", ready.unlimited)
         for skipped in ready.skipped:
             self._board.warn("checkpoint-skipped", f"checkpoint skipped: {skipped}")
         await self.amend()  # what was heard while it was built

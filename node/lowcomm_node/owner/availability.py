@@ -28,7 +28,7 @@ BUSY_GPU = 0.1
 """The same, of the GPU's time."""
 BUSY_SECONDS = 60.0
 LOOK_EVERY = 5.0
-NEEDS_CARD = ("yield_to_gpu",)
+NEEDS_CARD = ("max_gpu_temp", "gpu_power", "yield_to_gpu")
 """Settings that need a card of NVIDIA."""
 NOT_LOOKED = "nobody looks at the use and the battery of this machine"
 _LOGIND = (

@@ -342,6 +342,12 @@ class NodeSettings(BaseModel):
     yield_to_gpu: bool = _setting(
         "Pause while another process computes on the GPU, and for two minutes after", default=False
     )
+    max_gpu_temp: Annotated[int, Field(ge=40, le=110)] | None = _setting(
+        "Temperature of an NVIDIA card at which steps wait until it has cooled by 5", "CELSIUS"
+    )
+    gpu_power: Annotated[int, Field(ge=1, le=10_000)] | None = _setting(
+        "Power of an NVIDIA card while the node trains; without root it rests instead", "WATTS"
+    )
     duty: Share = _setting(
         "Share of the time in which steps compute; between micro-batches the node rests",
         "PERCENT",

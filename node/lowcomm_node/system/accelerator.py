@@ -97,6 +97,8 @@ class Card:
         else:
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(known)
         self.name = str(self._nvml.nvmlDeviceGetName(self._handle))
+        self._power_before: float | None = None
+        """Watts that it could take before they were limited."""
         self._loads: deque[float] = deque(maxlen=WINDOW)
 
     def load(self) -> Accelerator:
@@ -110,6 +112,44 @@ class Card:
             memory_taken=memory.used,
             memory_total=memory.total,
         )
+
+    def temperature(self) -> int:
+        """Degrees Celsius."""
+        sensor = self._nvml.NVML_TEMPERATURE_GPU
+        return int(self._nvml.nvmlDeviceGetTemperature(self._handle, sensor))
+
+    def limit_power(self, watts: int) -> str:
+        """Limit its power until ``free_power``; why that is not allowed, or empty.
+
+        Raises ValueError that says what is possible.
+        """
+        try:
+            bounds = self._nvml.nvmlDeviceGetPowerManagementLimitConstraints(self._handle)
+            before = self.power_limit()
+        except self._nvml.NVMLError as error:
+            text = f"the power of {self.name} can't be limited ({error}): use --duty instead"
+            raise ValueError(text) from None
+        least, most = -(-bounds[0] // 1000), bounds[1] // 1000
+        if not least <= watts <= most:
+            raise ValueError(f"{self.name} takes {least} to {most} W: choose a number within")
+        if before > watts:
+            try:
+                self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, 1000 * watts)
+            except self._nvml.NVMLError as error:
+                return str(error)
+            self._power_before = before
+        return ""
+
+    def power_limit(self) -> float:
+        """Watts that it may take now."""
+        return self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle) / 1000
+
+    def free_power(self) -> None:
+        """Set back what ``limit_power`` changed."""
+        if self._power_before is not None:
+            limit, self._power_before = round(1000 * self._power_before), None
+            with suppress(self._nvml.NVMLError):  # the driver has gone
+                self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, limit)
 
     def users(self) -> tuple[CardUser, ...]:
         """Processes that compute on it, or have drawn on it in the last seconds."""

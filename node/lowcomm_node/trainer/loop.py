@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -38,6 +39,7 @@ from lowcomm_node.trainer.exchanges import ExchangeWork, Handlers
 from lowcomm_node.trainer.gpu import use
 from lowcomm_node.trainer.inner import StepOutcome
 from lowcomm_node.trainer.optimizer import learning_rate
+from lowcomm_node.trainer.rest import CardLimits
 from lowcomm_node.trainer.saving import Saving, StateWriter
 from lowcomm_protocol.spec.amendments import newest
 
@@ -66,6 +68,9 @@ class TrainerLoop:
         self._training = False
         self._stopping = False
         self._reported_finished = self._waits_for_text = False
+        self.limits: CardLimits | None = None
+        """Those of the owner, once there is a replica."""
+        self._reported_heat = ""
         self._tokens_per_second = 0.0
         """Smoothed."""
         self._began = deque[float]()
@@ -85,7 +90,7 @@ class TrainerLoop:
         try:
             while not self._stopping:
                 self._serve(wait=not self._can_step())
-                self._report_text_awaited()
+                self._report_held()
                 if self._can_step():
                     self._step()
         except Diverged as error:
@@ -97,6 +102,8 @@ class TrainerLoop:
             raise
         finally:
             self.end_threads()
+            if self.limits is not None:
+                self.limits.free()
 
     def end_threads(self) -> None:
         """End the threads beside the loop, once their work is done."""
@@ -128,7 +135,7 @@ class TrainerLoop:
             if wait:
                 self._settle()
             why = self._why_held() if wait else ""
-            self._report_text_awaited()
+            self._report_held()
             try:
                 with self._waits.during(why) if why else nullcontext():
                     work = self._boundary.get(block=wait, timeout=LOOK)
@@ -158,6 +165,8 @@ class TrainerLoop:
         settings, at_boundary = request.settings, self._boundary.put
         replica, self.store, self.arena, ready = build(settings, self._memory, self._pipe.tell)
         self.replica = replica
+        self.limits = CardLimits(settings, ready.gpu)
+        replica.duty.share = min(replica.duty.share, self.limits.share)
         for executor in (self._coder, self._writer):
             executor.submit(use, replica.device)
         self._exchanges = ExchangeWork(replica, self.arena, self._coder, at_boundary)
@@ -177,7 +186,7 @@ class TrainerLoop:
             **self._exchanges.handlers,
             **self._states.handlers,
         }
-        return ready
+        return replace(ready, duty=replica.duty.share, unlimited=self.limits.unlimited)
 
     def _train(self, request: messages.Train) -> Done:
         self._training = request.on
@@ -229,15 +238,22 @@ class TrainerLoop:
         return self._training and not self._finished and not self._why_held()
 
     def _why_held(self) -> str:
-        """Why no step is taken though training is on: `disk`, `text`; empty where nothing holds."""
+        """Why no step is taken though training is on: `disk`, `heat` or `text`; else empty."""
         if not self._training or self._finished:
             return ""
         if self._states.holds_training():
             return "disk"
+        if self.limits is not None and self.limits.is_hot(monotonic()):
+            return "heat"
         return "" if self.replica.stream.is_ready() else "text"
 
-    def _report_text_awaited(self) -> None:
-        waits = self._why_held() == "text"
+    def _report_held(self) -> None:
+        why = self._why_held()
+        heat = self.limits.why_hot if self.limits is not None and why == "heat" else ""
+        if heat != self._reported_heat:
+            self._reported_heat = heat
+            self._pipe.tell(messages.Cooling(why=heat))
+        waits = why == "text"
         if waits != self._waits_for_text:
             self._waits_for_text = waits
             self._pipe.tell(messages.TextAwaited(waits=waits))

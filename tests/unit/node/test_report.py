@@ -10,13 +10,16 @@ import pytest
 
 from helpers.statuses import make_exchange
 from lowcomm_node.node.ipc import FailureKind
+from lowcomm_node.node.messages import Cooling
 from lowcomm_node.node.report import NodeState, report, why_no_exchange
 from lowcomm_node.node.supervisor import Failure
+from lowcomm_node.node.training import Training
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold, Rule
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import Board
 from lowcomm_node.status.model import to_json
+from lowcomm_node.status.words import speed_in_words
 from lowcomm_node.sync.history import History
 from lowcomm_protocol.exchange.events import Outcome
 
@@ -52,6 +55,24 @@ def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
     assert (status.waiting, status.waiting_code) == ("paused by you until 14:30", "owner")
     assert status.pause == hold
     assert status.trainer.last_failure == one.supervisor.last_failure
+
+
+def test_a_card_that_cools_is_a_reason_until_it_has_cooled():
+    one = view()
+    one.board.enter("training", None)
+    training: Any = Training(one, *[None] * 3)  # type: ignore[arg-type]
+    training.hear(Cooling(why="the GPU has 90 °C"))
+    status = report(one)
+    assert (status.waiting, status.waiting_code) == ("the GPU has 90 °C", "gpu-hot")
+    training.hear(Cooling(why=""))
+    assert report(one).waiting is None
+
+
+def test_a_duty_is_shown_beside_the_speed():
+    one = view(ready=SimpleNamespace(device="cuda:0", parameters=9, duty=0.6))
+    assert speed_in_words(report(one).trainer) == "– tokens/s at 60% duty"
+    one.ready = SimpleNamespace(device="cuda:0", parameters=9, duty=1.0)  # type: ignore
+    assert speed_in_words(report(one).trainer) == "– tokens/s"
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])

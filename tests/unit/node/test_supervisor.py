@@ -15,7 +15,7 @@ from helpers.waiting import until_async
 from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.node import supervisor as supervisor_module
 from lowcomm_node.node.ipc import FailureKind, TrainerEvent
-from lowcomm_node.node.messages import InnerStepTaken, Save, TrainerSettings, failure_of
+from lowcomm_node.node.messages import Cooling, InnerStepTaken, Save, TrainerSettings, failure_of
 from lowcomm_node.node.supervisor import (
     FACTOR,
     FIRST_PAUSE,
@@ -145,7 +145,12 @@ async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(
         count = len(told)
         await until_async(lambda: asyncio.sleep(0, len(told) > count), DEADLINE, "steps again")
         assert one.pid is not None
+        one.trainer.news.put_nowait(Cooling(why="its GPU is hot"))
         os.kill(one.pid, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3.0):
+                await one.wait_lost()
+        one.trainer.news.put_nowait(Cooling(why=""))
         error = await lost(one)
         assert "hangs: no step for" in str(error)
         with pytest.raises(TrainerLost):  # whoever waits for it must not wait for long

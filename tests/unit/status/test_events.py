@@ -50,7 +50,7 @@ KEYS = {
 """The keys of release 0.2.0, beside `time` and `event`: programs read them."""
 UNTOLD = (
     *(messages.Evaluating, messages.Held, messages.Tokenizing, messages.Ended),
-    *(messages.PieceRead, messages.TextAwaited, messages.InnerStepTaken),
+    *(messages.PieceRead, messages.TextAwaited, messages.InnerStepTaken, messages.Cooling),
 )
 """What only the daemon hears of its trainer; status shows it otherwise."""
 SAMPLES: dict[Any, Any] = {int: 7, float: 0.5, str: "x", bool: True}

@@ -3,14 +3,18 @@ that was asked for, rest is counted, and the bits stay."""
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from helpers.cards import FakeLibrary
 from helpers.driven_trainer import driven
-from lowcomm_node.node.messages import InnerStepTaken
-from lowcomm_node.trainer.rest import MOST_CREDIT, Duty
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.node.messages import Cooling, InnerStepTaken, Stop, Train
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.trainer.rest import LOOK_SECONDS, MOST_CREDIT, CardLimits, Duty
 
 
 class Time:
@@ -93,3 +97,85 @@ def test_a_node_rests_between_micro_batches_and_learns_the_same(tmp_path: Path):
         assert one.events(InnerStepTaken)[-1].waited["duty"] == 6.0
     for name, weight in one.replica.weights.items():
         assert torch.equal(weight, plain.replica.weights[name])
+
+
+# The card
+
+
+def limits(uuid: str = "GPU-1", **settings: Any) -> CardLimits:
+    return CardLimits(NodeSettings.model_validate({"home": "/", **settings}), uuid)
+
+
+def test_a_hot_card_rests_until_it_has_cooled_and_is_asked_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    library, ours, now = FakeLibrary(monkeypatch), limits(max_gpu_temp=80), 0.0
+    for degrees, hot in ((79, False), (80, True), (76, True), (75, False), (79, False), (90, True)):
+        library.degrees = degrees
+        assert ours.is_hot(now := now + LOOK_SECONDS) == hot
+        library.degrees = 40 if hot else 99
+        assert ours.is_hot(now + LOOK_SECONDS / 2) == hot, "too early to look again"
+    assert ours.why_hot == "the GPU has 90 °C: rests until it has cooled to 75 °C"
+
+
+def test_a_trainer_takes_no_step_while_its_card_is_hot_and_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    library = FakeLibrary(monkeypatch)
+    monkeypatch.setattr("lowcomm_node.trainer.rest.LOOK_SECONDS", 0.0)
+    with driven(tmp_path, "a") as (one,):
+        one.loop.limits = limits(max_gpu_temp=80)
+
+        def step(degrees: int) -> int:
+            library.degrees = degrees
+            if one.loop._can_step():
+                one.loop._step()
+            one.loop._serve(wait=not one.loop._can_step())
+            return one.replica.steps
+
+        one.ask(Train(on=True))
+        assert [step(60), step(80), step(78), step(75)] == [1, 1, 1, 2]
+        hot = "the GPU has 80 °C: rests until it has cooled to 75 °C"
+        assert [event.why for event in one.events(Cooling)] == [hot, ""]
+        assert one.loop._waits.seconds["heat"] > 0
+
+
+def test_root_limits_the_power_of_a_card_while_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    library = FakeLibrary(monkeypatch)
+    with driven(tmp_path, "a") as (one,):
+        ours = one.loop.limits = limits(gpu_power=150)
+        assert (library.milliwatts, ours.share, ours.unlimited) == (150_000, 1.0, "")
+        one.ask(Stop())
+        one.loop.run()
+    assert library.milliwatts == 250_000
+    library.milliwatts = 120_000  # as its owner has set it
+    limits(gpu_power=150).free()
+    assert library.milliwatts == 120_000, "it is no reason to take more"
+
+
+def test_without_root_a_node_says_how_to_limit_the_power_and_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    library = FakeLibrary(monkeypatch)
+    library.is_root = False
+    ours = limits(gpu_power=150)
+    assert ours.share == 0.6 and library.milliwatts == 250_000
+    assert ours.unlimited == (
+        "--gpu-power 150 needs root (Insufficient Permissions): `sudo nvidia-smi -i GPU-1 -pl 150` "
+        "sets it before the node starts; now steps compute 60% of the time instead"
+    )
+    ours.free()
+    library.milliwatts = 150_000
+    assert (limits(gpu_power=150).share, limits(gpu_power=150).unlimited) == (1.0, "")
+
+
+def test_limits_that_no_card_can_keep_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    FakeLibrary(monkeypatch)
+    with pytest.raises(ConfigError, match=r"--gpu-power 90: Large 9 takes 100 to 300 W: choose"):
+        limits(gpu_power=90)
+    for setting in ("max_gpu_temp", "gpu_power"):
+        with pytest.raises(ConfigError, match="trains on a processor: drop --"):
+            limits("", **{setting: 80})
+    assert not limits("").is_hot(1e9)
