@@ -49,6 +49,8 @@ class SwarmSize:
         self.bits = 0
         self._counts: deque[int] = deque(maxlen=REMEMBERED)
         """Peers in all, by each count of a shard."""
+        self._before: int | None = None
+        """Records of the shard that we counted before, if of this depth."""
 
     @property
     def peers(self) -> int:
@@ -69,15 +71,18 @@ class SwarmSize:
 
         ``own``: whether it is our shard.
         """
-        bits = self.bits
+        bits, other, is_first = self.bits, self._before or 0, self._before is None
         self._counts.append(records << bits)
-        if not own:
+        self._before = records
+        if not own or (bits and is_first):
             return False
-        if records > MOST and bits < MAX_BITS:
+        # Our shard alone may be flooded, or its records hidden, so another one must agree.
+        if records > MOST and bits < MAX_BITS and (not bits or other >= LEAST):
             self.bits += 1
-        elif records < LEAST and bits:
+        elif records < LEAST and bits and other < 2 * LEAST:
             self.bits -= 1
         if self.bits != bits:
+            self._before = None
             self._counts.clear()
             self._counts.append(records << bits)
         return self.bits != bits

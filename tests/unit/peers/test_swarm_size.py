@@ -21,13 +21,20 @@ NOW = 1_800_000_000.0
 PEERS = [f"peer-{number}" for number in range(10_000)]
 
 
-def look(size: SwarmSize, peers: list[str], rounds: int, run: str = RUN) -> int:
-    """Look at the own shard and another one in turn, as a node does. Returns the moves."""
+def look(
+    size: SwarmSize, peers: list[str], rounds: int, run: str = RUN, lie: int | None = None
+) -> int:
+    """Look at the own shard and another one in turn, as a node does. Returns the moves.
+
+    ``lie``: records that the own shard shows instead of its own.
+    """
     deep, moves = [shard_of(run, peer, MAX_BITS) for peer in peers], 0
     for turn in range(rounds):
         up = MAX_BITS - size.bits
         number = deep[0] >> up if turn % 2 == 0 else turn % (1 << size.bits)
         count = sum(shard >> up == number for shard in deep)
+        if lie is not None and turn % 2 == 0:
+            count = lie
         moves += size.count(min(count, MAX_LISTED), own=turn % 2 == 0)
     return moves
 
@@ -52,6 +59,17 @@ def test_the_number_of_peers_is_right_within_a_third_and_no_depth_swings(number:
         estimates.append(size.peers)
     assert 0.66 * number <= min(estimates) and max(estimates) <= 1.34 * number
     assert mean(estimates) == pytest.approx(number, rel=0.1)
+
+
+@pytest.mark.parametrize("lie", [MAX_LISTED, 1])
+def test_a_shard_that_is_flooded_or_hidden_moves_its_peers_by_two_depths_at_most(lie: int):
+    size = SwarmSize()
+    look(size, PEERS[:1_000], 40)
+    honest = size.bits
+    look(size, PEERS[:1_000], 40, lie=lie)
+    assert abs(size.bits - honest) <= 2
+    look(size, PEERS[:1_000], 40)
+    assert abs(size.bits - honest) <= 1, "they come back"
 
 
 def test_a_swarm_that_shrinks_comes_back_to_the_door():
