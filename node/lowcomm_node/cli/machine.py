@@ -16,6 +16,7 @@ from lowcomm_node.cli.common import Here, command, read_settings, setting
 from lowcomm_node.cli.running import Columns, table, width
 from lowcomm_node.doctor.findings import Finding, exit_code
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
+from lowcomm_node.status.model import read
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.app import run_async
 from lowcomm_node.system.units import clean, milliseconds, rate
@@ -47,7 +48,7 @@ def doctor(here: Here, peers: Annotated[list[str] | None, setting("peers")] = No
     settings = here.settings(peers=peers)
     try:
         with here.node() as client:
-            findings = [Finding.from_json(found) for found in client.doctor(peers or [])]
+            findings = read(list[Finding], client.doctor(peers or []))
     except (NotRunning, Unhealthy) as error:
         from lowcomm_node.doctor.run import examine_alone  # takes seconds to import
 
@@ -55,7 +56,7 @@ def doctor(here: Here, peers: Annotated[list[str] | None, setting("peers")] = No
         findings = run_async(examine_alone(settings, str(error), hangs))
     code = exit_code(findings)
     if here.as_json:
-        here.show({"exit_code": code, "findings": [finding.to_json() for finding in findings]}, "")
+        here.show({"exit_code": code, "findings": findings}, "")
     else:
         _print_findings(findings)
     raise SystemExit(code)

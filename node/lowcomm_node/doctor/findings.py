@@ -1,11 +1,11 @@
 """Findings, and what they go by: what was seen of a machine, its network and its node. No I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from lowcomm_node.errors import NoPeers, Unhealthy
 from lowcomm_node.net.addresses import EntryPoint, host_of, port_of, relay_of
@@ -42,16 +42,6 @@ class Finding:
     """What to do, with this machine's own values; empty if there is nothing to do."""
     figures: Mapping[str, object] = field(default_factory=dict)
     """What was found, for programs."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The form of ``--json`` and of the control API."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read a finding of the control API; a newer release may add fields."""
-        known = {entry.name: data[entry.name] for entry in fields(cls) if entry.name in data}
-        return replace(cls(**known), state=Severity(data["state"]))
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

@@ -24,6 +24,7 @@ from lowcomm_node.doctor.findings import (
 )
 from lowcomm_node.doctor.run import check, own_hosts
 from lowcomm_node.net.addresses import EntryPoint
+from lowcomm_node.status.model import read, to_json
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import ProbeKind, Seen
 
@@ -90,8 +91,8 @@ def finding(one: Check, **seen: Any) -> Finding:
     defaults: dict[str, Any] = {"home": HOME, "peers": ("ADDR",), "dht_peers": 3}
     found = one(Observations(**defaults | seen))
     assert found is not None and (found.state is not Severity.OK or not found.remedy)
-    as_json = json.loads(json.dumps(found.to_json()))
-    assert found == Finding.from_json(as_json | {"since": "a newer release"}), "it travels as it is"
+    as_json = json.loads(json.dumps(to_json(found)))
+    assert found == read(Finding, as_json | {"since": "a newer release"}), "it travels as it is"
     return found
 
 
