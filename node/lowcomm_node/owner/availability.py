@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from datetime import datetime
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from time import monotonic, time
 
@@ -41,9 +41,7 @@ class IdleDetector:
     """Looks at the machine, only for what the owner's rules need."""
 
     def __init__(self, settings: NodeSettings) -> None:
-        self._use, self._battery = settings.only_idle, not settings.on_battery
-        self._yields, self._programs = settings.yield_to_gpu, settings.not_while
-        self._device = settings.device
+        self._settings = settings
         self.follow_gpu("")
         self._seen: deque[tuple[float, float]] = deque()
         """Moments, and processor seconds of other programs up to each (monotonic seconds)."""
@@ -52,24 +50,23 @@ class IdleDetector:
         """Processor seconds of our processes, with those that have ended."""
         self._busy: tuple[float, float] | None = None
         """When other programs took too many cores last, and how many."""
-        self._gpu_busy: tuple[float, str] | None = None
-        self._gpu_computed: tuple[float, str] | None = None
+        self._gpu_busy = self._gpu_computed = -inf, ""
         """When others used the GPU much, or computed there, and how."""
 
     def follow_gpu(self, uuid: str) -> None:
         """Look at the GPU that trains; without UUID at that which ``--device`` names."""
-        wanted = self._device != "cpu" and (self._use or self._yields)
-        self.gpu = Polled(lambda: Card(uuid, self._device).users) if wanted else None
+        device, ours = self._settings.device, self._settings
+        wanted = device != "cpu" and (ours.only_idle or ours.yield_to_gpu)
+        self.gpu = Polled(lambda: Card(uuid, device).users) if wanted else None
 
     def look(self) -> MachineUse:
         """The use of the machine now."""
         signs: list[tuple[float, str]] = []
-        now = monotonic()
-        own = _own_pids() if self.gpu or self._programs else set[int]()
+        settings, now = self._settings, monotonic()
+        own = _own_pids() if self.gpu or settings.not_while else set[int]()
         self._look_at_gpu(now, own)
-        if self._use:
-            if self._gpu_busy is not None:
-                signs.append((now - self._gpu_busy[0], self._gpu_busy[1]))
+        if settings.only_idle:
+            signs.append((now - self._gpu_busy[0], self._gpu_busy[1]))
             if (cores := self._cores_of_others(now)) > BUSY_CORES:
                 self._busy = now, cores
             if self._busy is not None:
@@ -80,26 +77,25 @@ class IdleDetector:
             if (idle := _since_logind()) is not None:
                 signs.append((idle, f"logind saw it used {seconds(idle)} ago"))
         idle, sign = min(signs, default=(None, ""))
-        on_battery = _on_battery() if self._battery else None
-        computed = self._gpu_computed if self._yields else None
         return MachineUse(
             idle=idle,
             used_by=sign,
-            program=running(self._programs, own),
-            gpu_idle=None if computed is None else now - computed[0],
-            gpu_used_by="" if computed is None else computed[1],
-            on_battery=on_battery,
+            program=running(settings.not_while, own),
+            gpu_idle=now - self._gpu_computed[0],
+            gpu_used_by=self._gpu_computed[1],
+            on_battery=None if settings.on_battery else _on_battery(),
         )
 
     def _look_at_gpu(self, now: float, own: set[int]) -> None:
-        users = self.gpu.look(now) if self.gpu is not None else None
-        # In a container the driver's ids are those of the host: what is not here is not judged.
-        others = [one for one in users or () if one.pid not in own and psutil.pid_exists(one.pid)]
-        if (share := sum(one.share or 0.0 for one in others)) > BUSY_GPU:
-            self._gpu_busy = now, f"other programs take {share:.0%} of the GPU"
-        for one in others:
-            if one.computes and one.share != 0:
-                self._gpu_computed = now, _name_of(one.pid)
+        users, total = (self.gpu.look(now) if self.gpu else None) or {}, 0.0
+        for pid, (computes, share) in users.items():
+            # In a container the driver's ids are those of the host: others are not judged.
+            if pid not in own and psutil.pid_exists(pid):
+                total += share or 0.0
+                if computes and share != 0:
+                    self._gpu_computed = now, _name_of(pid)
+        if total > BUSY_GPU:
+            self._gpu_busy = now, f"other programs take {total:.0%} of the GPU"
 
     def _cores_of_others(self, now: float) -> float:
         """Cores that other programs took over the last minute; 0 until a minute has been seen.

@@ -107,8 +107,8 @@ class MachineUse:
     """The evidence of that use."""
     program: str = ""
     """A running program that the owner has named."""
-    gpu_idle: float | None = None
-    """Seconds since another process computed on the GPU; None if that is unknown, or none has."""
+    gpu_idle: float = FOREVER
+    """Seconds since another process computed on the GPU, as far as is known."""
     gpu_used_by: str = ""
     """That process."""
     on_battery: bool | None = None
@@ -147,7 +147,7 @@ def holds(
         yield Hold(Rule.SCHEDULE, text, until)
     if machine.program:
         yield Hold(Rule.PROGRAM, f"{machine.program} runs, which --not-while names")
-    if machine.gpu_idle is not None and machine.gpu_idle < GPU_LEFT_ALONE:
+    if settings.yield_to_gpu and machine.gpu_idle < GPU_LEFT_ALONE:
         left = write_duration(GPU_LEFT_ALONE - machine.gpu_idle)
         text = f"{machine.gpu_used_by} computes on the GPU: waits until it has ended for {left}"
         yield Hold(Rule.GPU, text)

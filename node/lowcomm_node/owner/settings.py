@@ -28,15 +28,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.rules import Schedule, read_schedule
 from lowcomm_node.storage.paths import Paths, absolute
 from lowcomm_node.system.machine import LAST
-from lowcomm_node.system.units import (
-    NONE,
-    read_duration,
-    read_rate,
-    read_share,
-    write_duration,
-    write_rate,
-    write_share,
-)
+from lowcomm_node.system.units import NONE, read_duration, read_rate, write_duration, write_rate
 from lowcomm_protocol.errors import AdmissionError
 
 if TYPE_CHECKING:
@@ -162,12 +154,7 @@ Programs = Annotated[
     AfterValidator(lambda names: tuple(filter(None, map(str.strip, ",".join(names).split(","))))),
 ]
 """Names of processes."""
-Share = Annotated[
-    float,
-    BeforeValidator(lambda value: read_share(str(value))),
-    PlainSerializer(write_share, when_used="json"),
-]
-"""Of the time, written such as 60%."""
+Percent = Annotated[int, Field(ge=10, le=100), BeforeValidator(lambda v: str(v).removesuffix("%"))]
 Hours = Annotated[
     Schedule | None,
     BeforeValidator(lambda value: read_schedule(str(value))),
@@ -335,7 +322,6 @@ class NodeSettings(BaseModel):
     only_idle: bool = _setting("Train only while nobody uses this machine", default=False)
     idle_after: Duration = _setting("How long nobody must have used it", "TIME", default=600.0)
     on_battery: bool = _setting("Whether to train on battery: yes or no", "yes|no", default=True)
-
     not_while: Programs = _setting(
         "Programs while which not to train, such as steam,blender", "NAMES", default=()
     )
@@ -348,10 +334,8 @@ class NodeSettings(BaseModel):
     gpu_power: Annotated[int, Field(ge=1, le=10_000)] | None = _setting(
         "Power of an NVIDIA card while the node trains; without root it rests instead", "WATTS"
     )
-    duty: Share = _setting(
-        "Share of the time in which steps compute; between micro-batches the node rests",
-        "PERCENT",
-        default=1.0,
+    duty: Percent = _setting(
+        "Percentage of the time in which steps compute", "PERCENT", default=100
     )
 
     record_life: RecordLife = _setting(

@@ -13,16 +13,7 @@ from lowcomm_node.status.model import Status, TextStatus, TrainerStatus
 from lowcomm_node.system.command import program
 from lowcomm_node.system.logs import Event
 from lowcomm_node.system.systemd import Condition
-from lowcomm_node.system.units import (
-    MISSING,
-    clean,
-    loss,
-    quantity,
-    seconds,
-    short_peer,
-    size,
-    write_share,
-)
+from lowcomm_node.system.units import MISSING, clean, loss, quantity, seconds, short_peer, size
 
 _LINES: Mapping[str, str] = {
     "phase": "{phase}",
@@ -87,8 +78,7 @@ def peers_in_words(status: Status, which: str = "") -> str:
 
 def speed_in_words(trainer: TrainerStatus) -> str:
     """The speed of training, and which share of the time its owner allows."""
-    duty = trainer.duty or 1.0
-    limit = f" at {write_share(duty)} duty" if duty < 1 else ""
+    limit = f" at {trainer.duty:.0%} duty" if trainer.duty and trainer.duty < 1 else ""
     return f"{quantity(trainer.tokens_per_second)} tokens/s{limit}"
 
 

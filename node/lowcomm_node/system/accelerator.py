@@ -72,17 +72,6 @@ def nvml() -> Any:
     return pynvml
 
 
-@dataclass(frozen=True)
-class CardUser:
-    """A process on a card."""
-
-    pid: int
-    computes: bool
-    """Whether it can compute there, not only draw."""
-    share: float | None
-    """Share of the card's time in the last seconds; None if the driver does not say."""
-
-
 class Card:
     """A card of NVIDIA, by its UUID, or as ``--device`` names it. Calls raise NVMLError."""
 
@@ -97,8 +86,8 @@ class Card:
         else:
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(known)
         self.name = str(self._nvml.nvmlDeviceGetName(self._handle))
-        self._power_before: float | None = None
-        """Watts that it could take before they were limited."""
+        self._milliwatts_before: int | None = None
+        """Its limit of power, where that was changed."""
         self._loads: deque[float] = deque(maxlen=WINDOW)
 
     def load(self) -> Accelerator:
@@ -118,55 +107,48 @@ class Card:
         sensor = self._nvml.NVML_TEMPERATURE_GPU
         return int(self._nvml.nvmlDeviceGetTemperature(self._handle, sensor))
 
-    def limit_power(self, watts: int) -> str:
-        """Limit its power until ``free_power``; why that is not allowed, or empty.
-
-        Raises ValueError that says what is possible.
-        """
+    def limit_power(self, watts: int) -> tuple[float, str]:
+        """Limit its power until ``free_power``. Where that is not allowed: which share of the
+        present limit this is, and why. Raises ConfigError that says what is possible."""
         try:
             bounds = self._nvml.nvmlDeviceGetPowerManagementLimitConstraints(self._handle)
-            before = self.power_limit()
+            before = self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle)
         except self._nvml.NVMLError as error:
-            text = f"the power of {self.name} can't be limited ({error}): use --duty instead"
-            raise ValueError(text) from None
-        least, most = -(-bounds[0] // 1000), bounds[1] // 1000
-        if not least <= watts <= most:
-            raise ValueError(f"{self.name} takes {least} to {most} W: choose a number within")
-        if before > watts:
+            raise ConfigError(f"--gpu-power {watts}: {error}: use --duty instead.") from None
+        least, most = bounds
+        if not least <= 1000 * watts <= most:
+            possible = f"{self.name} takes {least / 1000:g} to {most / 1000:g} W"
+            raise ConfigError(f"--gpu-power {watts}: {possible}: choose a number within.")
+        if before > 1000 * watts:
             try:
                 self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, 1000 * watts)
             except self._nvml.NVMLError as error:
-                return str(error)
-            self._power_before = before
-        return ""
-
-    def power_limit(self) -> float:
-        """Watts that it may take now."""
-        return self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle) / 1000
+                return 1000 * watts / before, str(error)
+            self._milliwatts_before = before
+        return 1.0, ""
 
     def free_power(self) -> None:
         """Set back what ``limit_power`` changed."""
-        if self._power_before is not None:
-            limit, self._power_before = round(1000 * self._power_before), None
+        if (before := self._milliwatts_before) is not None:
             with suppress(self._nvml.NVMLError):  # the driver has gone
-                self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, limit)
+                self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, before)
 
-    def users(self) -> tuple[CardUser, ...]:
-        """Processes that compute on it, or have drawn on it in the last seconds."""
+    def users(self) -> dict[int, tuple[bool, float | None]]:
+        """Processes that can compute on it, or have just drawn there: whether they can compute, and
+        their share of the last seconds; None if the driver does not say."""
         processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        computing, shares = {process.pid for process in processes}, dict[int, float]()
-        is_known = True
+        computing, shares, unused = {one.pid for one in processes}, dict[int, float](), 0.0
         try:
             since = int((time() - WINDOW) * 1e6)
             for one in self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since):
                 shares[one.pid] = max(shares.get(one.pid, 0.0), one.smUtil / 100)
         except self._nvml.NVMLError as error:
             # Where no process has done anything, the driver finds no samples.
-            is_known = error.value in (self._nvml.NVML_ERROR_NOT_FOUND, self._nvml.NVML_SUCCESS)
-        return tuple(
-            CardUser(pid, pid in computing, shares.get(pid, 0.0) if is_known else None)
-            for pid in sorted(computing | {pid for pid, share in shares.items() if share})
-        )
+            if error.value not in (self._nvml.NVML_ERROR_NOT_FOUND, self._nvml.NVML_SUCCESS):
+                unused = None
+        return {
+            pid: (pid in computing, shares.get(pid, unused)) for pid in computing | shares.keys()
+        }
 
 
 def open_card(flag: str, uuid: str = "", device: str = "cuda") -> Card:

@@ -15,7 +15,6 @@ _BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _PREFIXES.items()}
 _TIMES = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile("".join(rf"(?:(\d{{1,6}}){unit})?" for unit in _TIMES))
 _QUANTITY = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
-_PERCENT = re.compile(r"\s*(\d{1,3})\s*%\s*")
 _COUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([kMBT]?)\s*")
 _COUNTS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 NONE = "none"
@@ -92,19 +91,6 @@ def read_duration(text: str) -> float:
     if not total:
         raise ValueError(f"{text} is no time at all: write such as 90s, 30m or 2h")
     return total
-
-
-def read_share(text: str) -> float:
-    """Parse a share such as ``60%``. Raises ValueError with what to write."""
-    match = _PERCENT.fullmatch(text)
-    if match is None or not 10 <= int(match[1]) <= 100:
-        raise ValueError("expected 10% to 100%, such as 60%")
-    return int(match[1]) / 100
-
-
-def write_share(share: float) -> str:
-    """Format a share for ``read_share``."""
-    return f"{share:.0%}"
 
 
 def write_duration(seconds: float) -> str:

@@ -85,7 +85,7 @@ def build(
                 "send them."
             )
         replica.begin_with([Path(file) for file in settings.start])
-    replica.duty.share = settings.duty
+    replica.duty.share = settings.duty / 100
     gradient, footprint = replica.gradient, family_of(spec.model).footprint(spec.model)
     gradient.cut = cut
     gradient.may_recompute = choices.recompute is None and footprint.blocks > 0

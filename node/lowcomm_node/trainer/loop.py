@@ -68,8 +68,7 @@ class TrainerLoop:
         self._training = False
         self._stopping = False
         self._reported_finished = self._waits_for_text = False
-        self.limits: CardLimits | None = None
-        """Those of the owner, once there is a replica."""
+        self.limits = CardLimits()
         self._reported_heat = ""
         self._tokens_per_second = 0.0
         """Smoothed."""
@@ -102,8 +101,7 @@ class TrainerLoop:
             raise
         finally:
             self.end_threads()
-            if self.limits is not None:
-                self.limits.free()
+            self.limits.free()
 
     def end_threads(self) -> None:
         """End the threads beside the loop, once their work is done."""
@@ -243,13 +241,13 @@ class TrainerLoop:
             return ""
         if self._states.holds_training():
             return "disk"
-        if self.limits is not None and self.limits.is_hot(monotonic()):
+        if self.limits.is_hot(monotonic()):
             return "heat"
         return "" if self.replica.stream.is_ready() else "text"
 
     def _report_held(self) -> None:
         why = self._why_held()
-        heat = self.limits.why_hot if self.limits is not None and why == "heat" else ""
+        heat = self.limits.why_hot if why == "heat" else ""
         if heat != self._reported_heat:
             self._reported_heat = heat
             self._pipe.tell(messages.Cooling(why=heat))
@@ -293,7 +291,7 @@ class TrainerLoop:
             now = monotonic()
             # Steps that were queued behind one another began when the one before them ended.
             seconds, self._reported = now - max(began, self._reported), now
-            rested = self.replica.duty.take_rested()
+            rested, self.replica.duty.rested = self.replica.duty.rested, 0.0
             self._computing += max(0.0, seconds - rested)
             if rested:
                 self._waits.add("duty", rested)

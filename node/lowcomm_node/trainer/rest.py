@@ -3,16 +3,13 @@
 from collections.abc import Callable
 from time import monotonic, sleep
 
-from lowcomm_node.errors import ConfigError
-from lowcomm_node.owner.settings import NodeSettings, flag_of
+from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.system.accelerator import Card, open_card
-from lowcomm_node.system.units import write_share
 
 LEAST_REST = 0.005
 """Seconds; shorter rests add up first, as no timer keeps them."""
 MOST_CREDIT = 1.0
 """Seconds that a rest which took too long shortens later ones."""
-
 COOLED = 5
 """Degrees below the limit to which a card cools before training goes on."""
 LOOK_SECONDS = 1.0
@@ -32,7 +29,7 @@ class Duty:
         self.share = 1.0
         """Of the time, above 0; 1 never rests."""
         self.wait, self.clock, self.sleep = wait, clock, sleep
-        self._began = self._due = self._rested = 0.0
+        self._began = self._due = self.rested = 0.0
 
     def begin(self) -> None:
         """Take in that computing begins."""
@@ -50,57 +47,40 @@ class Duty:
         self._began = self.clock()
         rested = self._began - now
         self._due = max(-MOST_CREDIT, self._due - rested)
-        self._rested += rested
-
-    def take_rested(self) -> float:
-        """Seconds of rest since the last call."""
-        rested, self._rested = self._rested, 0.0
-        return rested
+        self.rested += rested
 
 
 class CardLimits:
     """Temperature and power that an owner allows the card that trains."""
 
-    def __init__(self, settings: NodeSettings, uuid: str) -> None:
+    def __init__(self, settings: NodeSettings | None = None, uuid: str = "") -> None:
         """``uuid``: of that card; empty for another device. Raises ConfigError."""
-        self.share = 1.0
-        """Of the time, in which a card takes the power on average that could not be limited."""
-        self.unlimited = ""
-        """Why it could not; empty if it is limited as wanted."""
+        self.share, self.unlimited = 1.0, ""
+        """Of the time to compute, in place of power that could not be limited, and why."""
         self.why_hot = ""
         """Why the card must cool; empty if it need not."""
         self._card: Card | None = None
-        self._most, self._looked = settings.max_gpu_temp, -LOOK_SECONDS
-        for name in ("max_gpu_temp", "gpu_power"):
-            if getattr(settings, name) is not None:
-                self._card = open_card(flag_of(name), uuid, "cuda" if uuid else "cpu")
-        if self._card is not None and settings.gpu_power is not None:
-            self._limit_power(self._card, settings.gpu_power, uuid)
-
-    def _limit_power(self, card: Card, watts: int, uuid: str) -> None:
-        flag = f"--gpu-power {watts}"
-        try:
-            fault = card.limit_power(watts)
-            self.share = min(1.0, watts / card.power_limit())
-        except ValueError as error:
-            raise ConfigError(f"{flag}: {error}.") from None
-        if fault:
-            self.unlimited = (
-                f"{flag} needs root ({fault}): `sudo nvidia-smi -i {uuid} -pl {watts}` sets it "
-                f"before the node starts; now steps compute {write_share(self.share)} of the time "
+        self._most, watts = (settings.max_gpu_temp, settings.gpu_power) if settings else (None,) * 2
+        self._looked = -LOOK_SECONDS
+        for flag, value in (("--max-gpu-temp", self._most), ("--gpu-power", watts)):
+            if value is not None:
+                self._card = open_card(flag, uuid, "cuda" if uuid else "cpu")
+        if self._card is not None and watts is not None:
+            self.share, fault = self._card.limit_power(watts)
+            self.unlimited = fault and (
+                f"--gpu-power {watts} needs root ({fault}): `sudo nvidia-smi -i {uuid} -pl {watts}`"
+                f" before the start limits it; now steps compute {self.share:.0%} of the time "
                 "instead"
             )
 
     def is_hot(self, now: float) -> bool:
         """Whether training must rest until the card has cooled; ``now``: monotonic seconds."""
-        if self._card is None or self._most is None or now - self._looked < LOOK_SECONDS:
-            return bool(self.why_hot)
-        self._looked, degrees = now, self._card.temperature()
-        cool = self._most - COOLED
-        if degrees >= self._most and not self.why_hot:
-            self.why_hot = f"the GPU has {degrees} °C: rests until it has cooled to {cool} °C"
-        elif degrees <= cool:
-            self.why_hot = ""
+        if self._card and self._most and now - self._looked >= LOOK_SECONDS:
+            self._looked, degrees, cool = now, self._card.temperature(), self._most - COOLED
+            if degrees >= self._most and not self.why_hot:
+                self.why_hot = f"the GPU has {degrees} °C: rests until it has cooled to {cool} °C"
+            elif degrees <= cool:
+                self.why_hot = ""
         return bool(self.why_hot)
 
     def free(self) -> None:

@@ -27,7 +27,7 @@ from lowcomm_node.owner.availability import (
     read_logind,
     running,
 )
-from lowcomm_node.owner.rules import MachineUse, Rule, holds, read_schedule
+from lowcomm_node.owner.rules import FOREVER, MachineUse, Rule, holds, read_schedule
 from lowcomm_node.owner.settings import NodeSettings
 
 HERE = timezone(timedelta(hours=2))
@@ -121,22 +121,16 @@ def test_when_a_schedule_changes_is_the_first_time_at_which_it_says_something_el
 
 # What keeps it from training
 
-NIGHT = NodeSettings.model_validate(
-    {"home": "/", "schedule": "22:00-07:00", "only_idle": True, "on_battery": False}
-)
+RULES: dict[str, Any] = {"only_idle": True, "on_battery": False, "yield_to_gpu": True}
+NIGHT = NodeSettings.model_validate({"home": "/", "schedule": "22:00-07:00", **RULES})
 
 
 def test_each_rule_has_its_reason() -> None:
     noon = at("Mon 12:00")
     until = noon.timestamp() + 1800
-    machine = MachineUse(
-        idle=20.0,
-        used_by="a key was pressed",
-        program="steam",
-        gpu_idle=30.0,
-        gpu_used_by="python (process 7)",
-        on_battery=True,
-    )
+    gpu: dict[str, Any] = {"gpu_idle": 30.0, "gpu_used_by": "python (process 7)"}
+    use: dict[str, Any] = {"idle": 20.0, "used_by": "a key was pressed", "program": "steam"}
+    machine = MachineUse(**use, **gpu, on_battery=True)
     found = list(holds(NIGHT, until, machine, noon))
     assert [hold.rule for hold in found] == [
         *(Rule.OWNER, Rule.SCHEDULE, Rule.PROGRAM, Rule.GPU, Rule.IN_USE, Rule.BATTERY)
@@ -367,32 +361,28 @@ def test_others_on_the_gpu_hold_a_node_and_the_idle_rule_sees_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library, other = FakeLibrary(monkeypatch), os.getppid()
-    nobody = 2**22 + 1  # of the host, seen from a container
+    monkeypatch.setattr(availability, "_since_typed", lambda: None)
+    monkeypatch.setattr(availability, "_since_logind", lambda: None)
 
-    def look(computing: list[int], shares: dict[int, float], **rules: Any) -> MachineUse:
+    def look(computing: list[int], shares: dict[int, float], device: str = "auto") -> MachineUse:
         library.computing, library.shares = computing, shares
-        detector = IdleDetector(NodeSettings.model_validate({"home": tmp_path, **rules}))
+        rules = {"home": tmp_path, "yield_to_gpu": True, "only_idle": True, "device": device}
+        detector = IdleDetector(NodeSettings.model_validate(rules))
         if (gpu := detector.gpu) is not None:
             until(lambda: gpu.look(monotonic()) is not None, 20, "the driver's answer")
         return detector.look()
 
     with program(tmp_path / "trainer") as ours:
-        own = {os.getpid(): 0.9, ours: 0.9, nobody: 0.9}
-        for computing, shares, holds_it in (
-            ([other], {other: 0.03}, True),
-            ([other, *own], own, False),  # it waits for work
-            ([], {other: 0.9}, False),  # it draws
+        own = dict.fromkeys((os.getpid(), ours, 2**22 + 1), 0.9)  # that is of a host
+        for computing, shares, computed, busy in (
+            ([other], {other: 0.03}, True, False),
+            ([other, *own], {other: 0.0, **own}, False, False),  # it waits for work
+            ([], {other: 0.3, **own}, False, True),  # it draws
         ):
-            use = look(computing, shares, yield_to_gpu=True)
-            assert (use.gpu_idle is not None and use.gpu_idle < 10) == holds_it
-            assert (f"(process {other})" in use.gpu_used_by) == holds_it
-            assert look(computing, shares, yield_to_gpu=True, device="cpu").gpu_idle is None
-            assert look(computing, shares).gpu_idle is None
+            use = look(computing, shares)
+            assert (use.gpu_idle < 10, f"(process {other})" in use.gpu_used_by) == (computed,) * 2
+            assert use.used_by == ("other programs take 30% of the GPU" if busy else "")
+            assert (use.idle is not None and use.idle < 10) == busy
+            assert look(computing, shares, "cpu").gpu_idle == FOREVER
         library.fault = pynvml.NVML_ERROR_NOT_SUPPORTED
-        assert look([other], {}, yield_to_gpu=True).gpu_idle is not None, "the driver can't tell"
-        library.fault = None
-        monkeypatch.setattr(availability, "_since_typed", lambda: None)
-        monkeypatch.setattr(availability, "_since_logind", lambda: None)
-        use = look([], {other: 0.3}, only_idle=True)
-        assert use.used_by == "other programs take 30% of the GPU" and use.idle == 0.0
-        assert look([], {other: 0.1, **own}, only_idle=True).idle is None
+        assert look([other], {}).gpu_idle < 10, "the driver can't tell"

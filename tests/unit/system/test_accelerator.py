@@ -12,12 +12,10 @@ import pytest
 from helpers.cards import FakeLibrary
 from helpers.waiting import until
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.system import accelerator
 from lowcomm_node.system.accelerator import (
     STALE_SECONDS,
     Accelerator,
     Card,
-    CardUser,
     Gpu,
     Processor,
     meter_of,
@@ -28,14 +26,13 @@ from lowcomm_node.system.accelerator import (
 def test_a_driver_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
     hanging, looked = threading.Event(), threading.Event()
 
-    class Hanging(FakeLibrary):
-        def nvmlDeviceGetMemoryInfo(self, card: str) -> SimpleNamespace:  # noqa: N802
-            if looked.is_set():
-                hanging.wait(30)
-            looked.set()
-            return super().nvmlDeviceGetMemoryInfo(card)
+    def memory(card: str) -> SimpleNamespace:
+        if looked.is_set():
+            hanging.wait(30)
+        looked.set()
+        return SimpleNamespace(used=3, total=8)
 
-    Hanging(monkeypatch)
+    FakeLibrary(monkeypatch).calls["nvmlDeviceGetMemoryInfo"] = memory
     meter = Gpu("GPU-1")
     until(lambda: meter.look(monotonic()).load == 0.5, 30, "its first look")
     assert meter.look(monotonic() + STALE_SECONDS + 1) == Accelerator(kind="gpu", name="Large 9")
@@ -52,15 +49,12 @@ def test_what_trains_is_what_is_looked_at():
 
 def test_who_uses_a_card_is_told_as_far_as_its_driver_knows(monkeypatch: pytest.MonkeyPatch):
     library = FakeLibrary(monkeypatch)
-    library.computing, library.shares = [7, 8], {8: 0.4, 9: 0.05, 10: 0.0}
-    assert Card().users() == (
-        *(CardUser(7, True, 0.0), CardUser(8, True, 0.4)),
-        CardUser(9, False, 0.05),
-    )
+    library.computing, library.shares = [7, 8], {8: 0.4, 9: 0.05}
+    assert Card().users() == {7: (True, 0.0), 8: (True, 0.4), 9: (False, 0.05)}
     library.fault = pynvml.NVML_ERROR_NOT_FOUND  # no process has done anything
-    assert Card().users() == (CardUser(7, True, 0.0), CardUser(8, True, 0.0))
+    assert Card().users() == {7: (True, 0.0), 8: (True, 0.0)}
     library.fault = pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert Card().users() == (CardUser(7, True, None), CardUser(8, True, None))
+    assert Card().users() == {7: (True, None), 8: (True, None)}
 
 
 @pytest.mark.parametrize(
@@ -88,14 +82,10 @@ def test_a_card_is_the_one_that_the_trainer_takes(
 def test_a_setting_for_a_card_is_refused_in_a_line_where_none_is(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="trains on a processor: drop --yield-to-gpu"):
         open_card("--yield-to-gpu", device="cpu")
-
-    def nvml() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(accelerator, "nvml", nvml)
+    FakeLibrary(monkeypatch).uuid = ""
     with pytest.raises(ConfigError) as caught:
-        open_card("--yield-to-gpu")
+        open_card("--yield-to-gpu", "GPU-1")
     assert str(caught.value) == (
-        "--yield-to-gpu needs a card of NVIDIA and its driver, and none answers (NVML Shared "
-        "Library Not Found): drop --yield-to-gpu; --duty and --not-while work on any machine."
+        "--yield-to-gpu needs a card of NVIDIA and its driver, and none answers (Not Found): drop "
+        "--yield-to-gpu; --duty and --not-while work on any machine."
     )

@@ -1,7 +1,6 @@
 """What must hold for a trainer that rests as its owner wants: computing takes the share of the time
 that was asked for, rest is counted, and the bits stay."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,11 @@ from lowcomm_node.trainer.rest import LOOK_SECONDS, MOST_CREDIT, CardLimits, Dut
 class Time:
     """A clock that passes only where somebody computes or sleeps; sleep takes ``late`` more."""
 
-    def __init__(self, late: float = 0.0) -> None:
+    def __init__(self, share: float, late: float = 0.0) -> None:
         self.now, self.computed, self.late = 100.0, 0.0, late
         self.rests: list[float] = []
+        self.duty = Duty(clock=lambda: self.now, sleep=self.sleep)
+        self.duty.share = share
 
     def compute(self, seconds: float) -> None:
         self.now += seconds
@@ -32,58 +33,38 @@ class Time:
         self.rests.append(seconds)
         self.now += seconds + self.late
 
-    def duty(self, share: float) -> Duty:
-        duty = Duty(clock=lambda: self.now, sleep=self.sleep)
-        duty.share = share
-        return duty
 
-
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.6, 0.99])
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.99])
 @pytest.mark.parametrize("late", [0.0, 0.003])
 def test_computing_takes_its_share_of_the_time_whatever_its_parts_take(share: float, late: float):
-    time, draw = Time(late), random.Random(5)
-    duty = time.duty(share)
-    for _ in range(200):
-        duty.begin()
-        for _ in range(draw.randrange(1, 9)):
-            time.compute(draw.choice([0.0001, 0.02, 1.5]))
-            duty.rest()
-    assert time.computed / (time.now - 100.0) == pytest.approx(share, rel=1e-3)
-    assert duty.take_rested() == pytest.approx(time.now - 100.0 - time.computed)
-    assert duty.take_rested() == 0.0
+    time = Time(share, late)
+    for step in range(200):
+        time.duty.begin()
+        for part in range(1 + step % 8):
+            time.compute([0.0001, 0.02, 1.5][(step + part) % 3])
+            time.duty.rest()
+    passed = time.now - 100.0
+    assert time.computed / passed == pytest.approx(share, rel=1e-3)
+    assert time.duty.rested == pytest.approx(passed - time.computed)
 
 
-def test_what_passes_between_two_steps_is_not_computing_and_needs_no_rest():
-    time = Time()
-    duty = time.duty(0.5)
+def test_neither_waits_between_steps_nor_rests_that_took_hours_change_later_rests():
+    time = Time(0.5, late=7200.0)
     for _ in range(3):
         time.now += 1000.0  # waiting for text
-        duty.begin()
+        time.duty.begin()
         time.compute(2.0)
-        duty.rest()
-    assert time.rests == [2.0, 2.0, 2.0]
-
-
-def test_a_rest_that_took_hours_buys_no_hours_without_rest():
-    time = Time(late=7200.0)
-    duty = time.duty(0.5)
-    duty.begin()
-    time.compute(1.0)
-    duty.rest()
-    time.late = 0.0
-    for _ in range(10):
-        time.compute(1.0)
-        duty.rest()
-    assert sum(time.rests) == pytest.approx(11.0 - MOST_CREDIT)
+        time.duty.rest()
+        time.late = 0.0
+    assert time.rests == [2.0, 2.0 - MOST_CREDIT, 2.0]
 
 
 def test_a_node_rests_between_micro_batches_and_learns_the_same(tmp_path: Path):
-    time = Time()
+    time = Time(0.5)
     with driven(tmp_path, "a", micro_batch=1) as (plain,):
-        assert plain.built.duty == 1.0
         plain.steps(3)
     with driven(tmp_path, "a", micro_batch=1, duty="50%") as (one,):
-        assert one.built.duty == 0.5
+        assert (plain.built.duty, one.built.duty) == (1.0, 0.5)
         honest, duty = one.replica.loss, one.replica.duty
         duty.clock, duty.sleep = lambda: time.now, time.sleep
 
@@ -106,9 +87,7 @@ def limits(uuid: str = "GPU-1", **settings: Any) -> CardLimits:
     return CardLimits(NodeSettings.model_validate({"home": "/", **settings}), uuid)
 
 
-def test_a_hot_card_rests_until_it_has_cooled_and_is_asked_once_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_card_that_was_hot_cools_and_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch):
     library, ours, now = FakeLibrary(monkeypatch), limits(max_gpu_temp=80), 0.0
     for degrees, hot in ((79, False), (80, True), (76, True), (75, False), (79, False), (90, True)):
         library.degrees = degrees
@@ -118,61 +97,42 @@ def test_a_hot_card_rests_until_it_has_cooled_and_is_asked_once_a_second(
     assert ours.why_hot == "the GPU has 90 °C: rests until it has cooled to 75 °C"
 
 
-def test_a_trainer_takes_no_step_while_its_card_is_hot_and_reports_it(
+def test_a_trainer_takes_no_step_while_its_card_is_hot_and_frees_its_power_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    library = FakeLibrary(monkeypatch)
+    library, taken = FakeLibrary(monkeypatch), list[int]()
     monkeypatch.setattr("lowcomm_node.trainer.rest.LOOK_SECONDS", 0.0)
     with driven(tmp_path, "a") as (one,):
-        one.loop.limits = limits(max_gpu_temp=80)
-
-        def step(degrees: int) -> int:
-            library.degrees = degrees
+        one.loop.limits = limits(max_gpu_temp=80, gpu_power=150)
+        one.ask(Train(on=True))
+        for library.degrees in (60, 80, 78, 75):
             if one.loop._can_step():
                 one.loop._step()
             one.loop._serve(wait=not one.loop._can_step())
-            return one.replica.steps
-
-        one.ask(Train(on=True))
-        assert [step(60), step(80), step(78), step(75)] == [1, 1, 1, 2]
+            taken.append(one.replica.steps)
+        assert taken == [1, 1, 1, 2]
         hot = "the GPU has 80 °C: rests until it has cooled to 75 °C"
         assert [event.why for event in one.events(Cooling)] == [hot, ""]
         assert one.loop._waits.seconds["heat"] > 0
-
-
-def test_root_limits_the_power_of_a_card_while_it_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    library = FakeLibrary(monkeypatch)
-    with driven(tmp_path, "a") as (one,):
-        ours = one.loop.limits = limits(gpu_power=150)
-        assert (library.milliwatts, ours.share, ours.unlimited) == (150_000, 1.0, "")
+        assert (library.milliwatts, one.loop.limits.share) == (150_000, 1.0)
         one.ask(Stop())
         one.loop.run()
-    assert library.milliwatts == 250_000
-    library.milliwatts = 120_000  # as its owner has set it
-    limits(gpu_power=150).free()
-    assert library.milliwatts == 120_000, "it is no reason to take more"
+        assert library.milliwatts == 250_000
 
 
-def test_without_root_a_node_says_how_to_limit_the_power_and_rests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_power_is_only_lowered_and_without_root_a_node_says_how_and_rests(
+    monkeypatch: pytest.MonkeyPatch,
 ):
     library = FakeLibrary(monkeypatch)
-    library.is_root = False
+    library.milliwatts, library.is_root = 120_000, False
+    limits(gpu_power=150).free()
+    assert library.milliwatts == 120_000, "as its owner has set it"
+    library.milliwatts = 250_000
     ours = limits(gpu_power=150)
-    assert ours.share == 0.6 and library.milliwatts == 250_000
-    assert ours.unlimited == (
+    assert ours.share == 0.6 and ours.unlimited == (
         "--gpu-power 150 needs root (Insufficient Permissions): `sudo nvidia-smi -i GPU-1 -pl 150` "
-        "sets it before the node starts; now steps compute 60% of the time instead"
+        "before the start limits it; now steps compute 60% of the time instead"
     )
-    ours.free()
-    library.milliwatts = 150_000
-    assert (limits(gpu_power=150).share, limits(gpu_power=150).unlimited) == (1.0, "")
-
-
-def test_limits_that_no_card_can_keep_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    FakeLibrary(monkeypatch)
     with pytest.raises(ConfigError, match=r"--gpu-power 90: Large 9 takes 100 to 300 W: choose"):
         limits(gpu_power=90)
     for setting in ("max_gpu_temp", "gpu_power"):
