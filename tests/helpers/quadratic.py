@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helpers.gossip import ROUND, Gossip, Member
+from helpers.stimuli import FreeView
 from helpers.volunteers import HomeNetwork, can_meet, stay, uplink
 from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network
@@ -121,7 +122,7 @@ class Records:
         return self._second[0] if self._first[1] == but else self._first[0]
 
 
-class Known:
+class Known(FreeView):
     """What one peer may look up; see ``events.PeerView``."""
 
     def __init__(self, records: Records, me: str) -> None:
@@ -143,15 +144,6 @@ class Known:
 
     def knows(self, peer: str) -> bool:
         return peer in self._records.steps
-
-    def sharing(self) -> int:
-        return 0
-
-    def has_room_for(self, place: str, callers: Sequence[str], free: int) -> bool:
-        return True
-
-    def transfer_seconds(self, size: int, streams: int) -> float:
-        return 0.0
 
 
 class Linked(Known):

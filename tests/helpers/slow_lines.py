@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from helpers.shared_lines import LineNetwork
+from helpers.stimuli import FreeView
 from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
 from lowcomm_node.simulation.network import Conditions
 from lowcomm_protocol.exchange import events
@@ -94,7 +95,7 @@ class Swarm(LineNetwork):
         return total
 
 
-class View:
+class View(FreeView):
     """What a peer knows of the others."""
 
     def __init__(self, swarm: Swarm, name: str) -> None:
@@ -110,18 +111,6 @@ class View:
 
     def furthest(self, but: str) -> int:
         return max((step for name, step in self.training() if name != but), default=0)
-
-    def knows(self, peer: str) -> bool:
-        return True
-
-    def sharing(self) -> int:
-        return 0
-
-    def has_room_for(self, place: str, callers: Sequence[str], free: int) -> bool:
-        return True
-
-    def transfer_seconds(self, size: int, streams: int) -> float:
-        return 0.0
 
 
 class LinePeer(PeerDriver):

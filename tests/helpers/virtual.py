@@ -14,6 +14,7 @@ from functools import cache
 from hashlib import sha256
 from typing import Any
 
+from helpers.stimuli import FreeView
 from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network, SimulatedStream
 from lowcomm_protocol.errors import Offence
@@ -162,7 +163,7 @@ class Swarm(Network):
         return self.random.uniform(0.0, seconds)
 
 
-class View:
+class View(FreeView):
     """What a virtual peer knows of the others."""
 
     def __init__(self) -> None:
@@ -176,18 +177,6 @@ class View:
 
     def furthest(self, but: str) -> int:
         return OFFER.swarm_step
-
-    def knows(self, peer: str) -> bool:
-        return True  # whoever calls has shown its record
-
-    def sharing(self) -> int:
-        return 0
-
-    def has_room_for(self, place: str, callers: Sequence[str], free: int) -> bool:
-        return True
-
-    def transfer_seconds(self, size: int, streams: int) -> float:
-        return 0.0
 
 
 class VirtualPeer(PeerDriver):

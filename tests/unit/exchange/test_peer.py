@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.stimuli import Log, RecordedPeer
+from helpers.stimuli import FreeView, Log, RecordedPeer
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.simulation import Conditions, Member
 from lowcomm_node.simulation import peer as simulated
@@ -39,7 +39,7 @@ def spec(method: str, seed: int = 0, steps: int = 40) -> RunSpec:
     )
 
 
-class Alone:
+class Alone(FreeView):
     """View of one peer that knows others, one if not told otherwise."""
 
     def __init__(self, *others: str) -> None:
@@ -53,18 +53,6 @@ class Alone:
 
     def furthest(self, but: str) -> int:
         return 8
-
-    def knows(self, peer: str) -> bool:
-        return True
-
-    def sharing(self) -> int:
-        return 0
-
-    def has_room_for(self, place: str, callers: object, free: int) -> bool:
-        return True
-
-    def transfer_seconds(self, size: int, streams: int) -> float:
-        return 0.0
 
 
 def begun(
