@@ -19,7 +19,6 @@ from lowcomm_node.node.ipc import Arena
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import Incoming, Link
 from lowcomm_node.system.tasks import in_time
-from lowcomm_protocol.codecs.nearby import blocks_of
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -94,7 +93,7 @@ class Giver:
             return Refusal.NOT_TRAINING
         if ask.fragment >= len(schedule):
             return Refusal.UNKNOWN_FRAGMENT
-        blocks = blocks_of(exchanger.trainer_now()[0].numels[ask.fragment])
+        blocks = -(-exchanger.trainer_now()[0].numels[ask.fragment] // BLOCK)
         if ask.start % BLOCK or not 0 < len(ask.codes) <= blocks - ask.start // BLOCK:
             raise ProtocolViolation(
                 f"asked for {len(ask.codes)} blocks from value {ask.start} on, of {blocks} blocks"
