@@ -125,3 +125,40 @@ def _mount(folder: Path, size: int) -> None:
             raise _NotAllowed(os.strerror(ctypes.get_errno()))
     except OSError as error:
         raise _NotAllowed(str(error)) from error
+
+
+class PowerLoss:
+    """Watches that a folder gets its final name only when all that it holds is on the disk, and
+    that the name is, too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._synced: list[Path] = []
+        self._unsynced_names: set[Path] = set()
+        self.named: list[Path] = []
+        """The folders that got their final names."""
+        self._fsync, self._rename = os.fsync, os.rename
+        monkeypatch.setattr(os, "fsync", self._watch_fsync)
+        monkeypatch.setattr(os, "rename", self._watch_rename)
+
+    def check(self) -> None:
+        """Call this at the end."""
+        assert self.named, "nothing was named"
+        assert not self._unsynced_names, "a crash can undo these renames"
+
+    def _watch_fsync(self, descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        self._fsync(descriptor)
+        self._synced.append(path)
+        self._unsynced_names = {name for name in self._unsynced_names if name.parent != path}
+
+    def _watch_rename(self, source: Path, target: Path) -> None:
+        if source.name.startswith(".writing-"):
+            files = [path for path in source.rglob("*") if path.is_file()]
+            assert files
+            missing = [path.name for path in files if path not in self._synced]
+            assert not missing, "not on the disk when their folder got its name"
+            last = max(self._synced.index(path) for path in files)
+            assert source in self._synced[last + 1 :], "the names of the files are not on the disk"
+            self.named.append(target)
+            self._unsynced_names.add(target)
+        self._rename(source, target)

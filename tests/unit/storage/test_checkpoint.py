@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import lowcomm_node.storage.checkpoint as checkpoint_module
-from helpers.disk import is_killed_at, on_small_disk
+from helpers.disk import PowerLoss, is_killed_at, on_small_disk
 from lowcomm_node.errors import CheckpointError, DiskFull
 from lowcomm_node.storage.checkpoint import (
     DIVERGED,
@@ -450,6 +450,18 @@ def test_a_kill_at_any_point_leaves_the_old_checkpoints_or_the_new_one(tmp_path:
     assert outcomes[0] is False
     assert outcomes[-1] is True
     assert len(outcomes) > 12
+
+
+def test_a_power_cut_finds_all_files_of_a_checkpoint_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path, 1, 2)
+    power = PowerLoss(monkeypatch)
+    store.save(3, make_parts(3), META, NOW)
+    power.check()
+    store.save(3, make_parts(4), META, NOW)
+    power.check()
+    assert power.named == [folder_of(store, 3), folder_of(store, 3)]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
