@@ -6,6 +6,7 @@ next one is queued, too.
 """
 
 import math
+import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from lowcomm_node.data import Dataset
 from lowcomm_node.data.packed import stream_of
 from lowcomm_node.models.base import build_model, computing, family_of, tensor_specs
 from lowcomm_node.models.documents import check_documents
-from lowcomm_node.system.machine import can_compile
+from lowcomm_node.system.machine import can_compile, waited
 from lowcomm_node.system.tasks import Readings
 from lowcomm_node.trainer.gpu import loss_of
 from lowcomm_node.trainer.micro_batch import Gradient
@@ -79,7 +80,8 @@ class InnerReplica:
         worth_it = on_gpu and can_compile()
         self.loss = loss_of(self.model, worth_it if compiled is None else compiled)
         self.gradient = Gradient(self.model, self._loss_of, spec.train.batch)
-        self.duty = Duty(partial(torch.cuda.synchronize, device) if on_gpu else lambda: None)
+        wait = partial(torch.cuda.synchronize, device) if on_gpu else lambda: None
+        self.duty = Duty(wait, partial(waited, os.getpid()))
         self.gradient.rest = self.duty.rest
         self.runs_ahead = on_gpu
         """Whether steps are queued before the outcome of those before is known."""

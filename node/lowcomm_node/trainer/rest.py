@@ -22,32 +22,38 @@ class Duty:
     def __init__(
         self,
         wait: Callable[[], None] = lambda: None,
+        waited: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = monotonic,
         sleep: Callable[[float], None] = sleep,
     ) -> None:
-        """``wait``: waits for a device that computes beside this thread."""
+        """``wait``: waits for a device that computes beside this thread; ``waited``: seconds in all
+        for which other programs kept this process from running, which count as none."""
         self.share = 1.0
         """Of the time, above 0; 1 never rests."""
-        self.wait, self.clock, self.sleep = wait, clock, sleep
-        self._began = self._due = self.rested = 0.0
+        self.wait, self.waited, self.clock, self.sleep = wait, waited, clock, sleep
+        self._began = self._due = self._kept = self.rested = 0.0
 
     def begin(self) -> None:
         """Take in that computing begins."""
-        self._began = self.clock()
+        self._began = self._now() if self.share < 1 else 0.0
 
     def rest(self) -> None:
         """Rest for what was computed since ``begin`` or the last rest."""
         if self.share >= 1:
             return
         self.wait()
-        now = self.clock()
+        now = self._now()
         self._due += (now - self._began) * (1 / self.share - 1)
         if self._due >= LEAST_REST:
             self.sleep(self._due)
-        self._began = self.clock()
+        self._began = self._now()
         rested = self._began - now
         self._due = max(-MOST_CREDIT, self._due - rested)
         self.rested += rested
+
+    def _now(self) -> float:
+        self._kept = max(self._kept, self.waited())
+        return self.clock() - self._kept
 
 
 class CardLimits:

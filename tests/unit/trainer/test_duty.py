@@ -20,9 +20,9 @@ class Time:
     """A clock that passes only where somebody computes or sleeps; sleep takes ``late`` more."""
 
     def __init__(self, share: float, late: float = 0.0) -> None:
-        self.now, self.computed, self.late = 100.0, 0.0, late
+        self.now, self.computed, self.kept, self.late = 100.0, 0.0, 0.0, late
         self.rests: list[float] = []
-        self.duty = Duty(clock=lambda: self.now, sleep=self.sleep)
+        self.duty = Duty(waited=lambda: self.kept, clock=lambda: self.now, sleep=self.sleep)
         self.duty.share = share
 
     def compute(self, seconds: float) -> None:
@@ -48,12 +48,14 @@ def test_computing_takes_its_share_of_the_time_whatever_its_parts_take(share: fl
     assert time.duty.rested == pytest.approx(passed - time.computed)
 
 
-def test_neither_waits_between_steps_nor_rests_that_took_hours_change_later_rests():
+def test_neither_waits_nor_rests_that_took_hours_change_later_rests():
     time = Time(0.5, late=7200.0)
     for _ in range(3):
         time.now += 1000.0  # waiting for text
         time.duty.begin()
         time.compute(2.0)
+        time.now += 100.0  # for which other programs have the processor
+        time.kept += 100.0
         time.duty.rest()
         time.late = 0.0
     assert time.rests == [2.0, 2.0 - MOST_CREDIT, 2.0]
@@ -66,7 +68,7 @@ def test_a_node_rests_between_micro_batches_and_learns_the_same(tmp_path: Path):
     with driven(tmp_path, "a", micro_batch=1, duty="50%") as (one,):
         assert (plain.built.duty, one.built.duty) == (1.0, 0.5)
         honest, duty = one.replica.loss, one.replica.duty
-        duty.clock, duty.sleep = lambda: time.now, time.sleep
+        duty.clock, duty.sleep, duty.waited = lambda: time.now, time.sleep, lambda: 0.0
 
         def loss(tokens: Tensor, targets: Tensor) -> Tensor:
             time.compute(1.0)
