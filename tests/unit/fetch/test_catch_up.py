@@ -38,7 +38,9 @@ class Late:
         self.warnings: list[str] = []
         self.asked = 0
         self.known = self.after_copy = lambda: None
-        self.roster: Any = SimpleNamespace(get=lambda peer, now: self.info_of(peer))
+        self.roster: Any = SimpleNamespace(
+            get=lambda peer, now: self.info_of(peer), in_cell=lambda peer: True
+        )
         self._infos: list[PeerInfo] = []
         run: Any = SimpleNamespace(spec=SimpleNamespace(sync=sync_of()))
         self.copier = CatchUp(
@@ -211,7 +213,8 @@ def donors(
     run: Any = SimpleNamespace(
         spec=SimpleNamespace(sync=SimpleNamespace(interval=20, consensus=1.0, fragments=1, group=2))
     )
-    membership: Any = SimpleNamespace(donors=lambda: infos)
+    roster = SimpleNamespace(in_cell=lambda peer: True)
+    membership: Any = SimpleNamespace(donors=lambda: infos, roster=roster)
     catch_up = CatchUp(
         run=run, trainer=NOTHING, channels=NOTHING, membership=membership, down=NOTHING,
         disk_quota=NOTHING, folder=NOTHING,

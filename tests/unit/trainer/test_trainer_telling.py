@@ -75,7 +75,7 @@ def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_a
     [
         ("lowcomm", 4, 2, 2 * PAIR.slots),
         ("lowcomm", 1, 3, PAIR.slots),
-        ("streaming-diloco", 4, 3, 3 * GROUP.slots),
+        ("streaming-diloco", 4, 3, 3 * GROUP.slots + 1),
         ("local", 1, 2, 0),
     ],
 )
