@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from lowcomm_node.node.process import Trainer
     from lowcomm_node.sync.exchanger import Exchanger
 
+MAX_BLOCKS = 1 << 20
+"""Most blocks that a peer asks for at once, so that their codes fit into a message to the
+trainer."""
+
 
 class CellLink(Link):
     """The stream on which one content comes from another cell."""
 
     LAST = "slow weights"
-    _NEXT: ClassVar[dict[str, set[str]]] = {"": {LAST}}
+    _NEXT: ClassVar[dict[str, set[str]]] = {"": {LAST, "refuse"}}
 
 
 @dataclass
@@ -94,7 +98,8 @@ class Giver:
         if ask.fragment >= len(schedule):
             return Refusal.UNKNOWN_FRAGMENT
         blocks = -(-exchanger.trainer_now()[0].numels[ask.fragment] // BLOCK)
-        if ask.start % BLOCK or not 0 < len(ask.codes) <= blocks - ask.start // BLOCK:
+        most = min(MAX_BLOCKS, blocks - ask.start // BLOCK)
+        if ask.start % BLOCK or not 0 < len(ask.codes) <= most:
             raise ProtocolViolation(
                 f"asked for {len(ask.codes)} blocks from value {ask.start} on, of {blocks} blocks"
             )
@@ -114,9 +119,6 @@ async def read(
 ) -> int:
     """Read slow weights of a peer of another cell into memory; bytes. Raises LinkLost,
     ProtocolViolation."""
-    stream = await exchanger.call(peer)
-    link = CellLink(peer, stream, exchanger.bandwidth)
-    link.awaits_more = True  # of its content, which is the last that it says
     size = 0
 
     async def place(content: pb.Content) -> tuple[memoryview, int]:
@@ -130,12 +132,15 @@ async def read(
         reason = frames.read_refusal(frame.refuse)
         raise LinkLost(f"gives no slow weights: it {REFUSAL_TEXT[reason]}")
 
-    try:
-        async with in_time(seconds, "did not give its slow weights in time"):
+    async with in_time(seconds, "did not give its slow weights in time"):
+        stream = await exchanger.call(peer)
+        link = CellLink(peer, stream, exchanger.bandwidth)
+        link.awaits_more = True  # of its content, which is the last that it says
+        try:
             await stream.send(pb.Frame(ask=ask))
             await link.read(place, on_content, on_frame)
             await stream.close()
-    except BaseException:
-        stream.cancel()
-        raise
+        except BaseException:
+            stream.cancel()
+            raise
     return size

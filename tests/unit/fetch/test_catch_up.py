@@ -204,6 +204,7 @@ def donors(
     drifted: bool = False,
     own: int = OWN,
     phase: Phase = Phase.TRAINING,
+    cell: tuple[int, ...] = (),
 ) -> list[int]:
     """The claims of those that are asked, of peers that claim these swarm steps."""
     infos = [
@@ -213,7 +214,7 @@ def donors(
     run: Any = SimpleNamespace(
         spec=SimpleNamespace(sync=SimpleNamespace(interval=20, consensus=1.0, fragments=1, group=2))
     )
-    roster = SimpleNamespace(in_cell=lambda peer: True)
+    roster = SimpleNamespace(in_cell=lambda peer: int(peer.removeprefix("peer")) in cell)
     membership: Any = SimpleNamespace(donors=lambda: infos, roster=roster)
     catch_up = CatchUp(
         run=run, trainer=NOTHING, channels=NOTHING, membership=membership, down=NOTHING,
@@ -236,6 +237,11 @@ def test_who_claims_what_nobody_comes_near_to_is_no_donor():
 
 def test_one_alone_is_believed_for_every_late_peer_of_a_pair_is_in_that_place():
     assert donors(5000) == [5000]
+
+
+def test_peers_of_our_cell_alone_are_donors_while_there_are_any():
+    assert donors(5000, 4990, 4980, cell=(1, 2)) == [4990, 4980]
+    assert donors(5000, 4990, 4980) == [5000, 4990, 4980]
 
 
 def test_who_has_left_out_everybody_copies_from_them_all_the_same_if_it_has_drifted():
