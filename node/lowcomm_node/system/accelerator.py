@@ -31,7 +31,7 @@ class Accelerator:
     kind: str
     """`gpu` or `cpu`."""
     name: str
-    """As its maker calls it."""
+    """Name that its maker gives it."""
     load: float | None = None
     """Share of the last ten seconds in which a GPU computed, for any program; of a processor the
     share of its cores that the trainer took. Null until it is known."""
@@ -103,9 +103,15 @@ class Card:
         )
 
     def temperature(self) -> int:
-        """Degrees Celsius."""
+        """Degrees Celsius. Raises ConfigError where the card does not say."""
         sensor = self._nvml.NVML_TEMPERATURE_GPU
-        return int(self._nvml.nvmlDeviceGetTemperature(self._handle, sensor))
+        try:
+            return int(self._nvml.nvmlDeviceGetTemperature(self._handle, sensor))
+        except self._nvml.NVMLError as error:
+            raise ConfigError(
+                f"--max-gpu-temp: {self.name} does not say its temperature ({error}): drop it, or "
+                "use --duty."
+            ) from None
 
     def limit_power(self, watts: int) -> tuple[float, str]:
         """Limit its power until ``free_power``. Where that is not allowed: which share of the

@@ -29,7 +29,7 @@ class Duty:
         """``wait``: waits for a device that computes beside this thread; ``waited``: seconds in all
         for which other programs kept this process from running, which count as none."""
         self.share = 1.0
-        """Of the time, above 0; 1 never rests."""
+        """Part of the time, above 0; 1 never rests."""
         self.wait, self.waited, self.clock, self.sleep = wait, waited, clock, sleep
         self._began = self._due = self._kept = self.rested = 0.0
 
@@ -62,7 +62,7 @@ class CardLimits:
     def __init__(self, settings: NodeSettings | None = None, uuid: str = "") -> None:
         """``uuid``: of that card; empty for another device. Raises ConfigError."""
         self.share, self.unlimited = 1.0, ""
-        """Of the time to compute, in place of power that could not be limited, and why."""
+        """Part of the time to compute where power could not be limited, and why it could not."""
         self.why_hot = ""
         """Why the card must cool; empty if it need not."""
         self._card: Card | None = None
@@ -71,6 +71,8 @@ class CardLimits:
         for flag, value in (("--max-gpu-temp", self._most), ("--gpu-power", watts)):
             if value is not None:
                 self._card = open_card(flag, uuid, "cuda" if uuid else "cpu")
+        if self._card is not None and self._most is not None:
+            self._card.temperature()  # it can be read, or the node ends here
         if self._card is not None and watts is not None:
             self.share, fault = self._card.limit_power(watts)
             self.unlimited = fault and (
