@@ -41,7 +41,7 @@ OUT = kit.RESULTS / "discovery.json"
 RECORD, STORED, BARE = 799, 880, 180
 """Bytes of a record, of one as keepers send it, and of an introduction with a pulse alone."""
 SECONDS = 240.0
-"""Of a measurement: each link is called twice."""
+"""Length of a measurement, in which each link is called twice."""
 LIGHT = f"""
 import sys
 from lowcomm_node.node.process import Trainer
@@ -167,17 +167,11 @@ JOBS: dict[str, Callable[[], dict[str, Any]]] = {
 
 def main() -> int:
     """Measure what is missing."""
-    parser = kit.parser(__doc__)
-    parser.add_argument("--only", nargs="*", default=list(JOBS), choices=list(JOBS))
     if "LC_ALONE" not in os.environ:
         inside = f'ip link set lo up; mount -t sysfs sys /sys; exec {sys.executable} "$@"'
         command = ["unshare", "--net", "--mount", "sh", "-c", inside, "sh", *sys.argv]
         os.execvpe(command[0], command, os.environ | {"LC_ALONE": "1"})
-    for key in parser.parse_args().only:
-        if key not in kit.read(OUT):
-            row = {"machine": kit.loaded_machine()} | JOBS[key]()
-            kit.write(OUT, kit.read(OUT) | {key: row})
-            print(key, row, flush=True)
+    kit.measure_missing(kit.parser(__doc__), JOBS, OUT)
     OUT.with_suffix(".md").write_text(report(kit.read(OUT)))
     return 0
 

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -54,6 +54,18 @@ def write(path: Path, content: Any, indent: int | None = 1) -> None:
     temporary = path.with_suffix(".writing")
     temporary.write_text(json.dumps(content, indent=indent) + "\n")
     temporary.replace(path)
+
+
+def measure_missing(
+    arguments: argparse.ArgumentParser, jobs: Mapping[str, Callable[[], dict[str, Any]]], out: Path
+) -> None:
+    """Run the jobs whose results are missing, or those of ``--only``, one after the other."""
+    arguments.add_argument("--only", nargs="*", default=list(jobs), choices=list(jobs))
+    for key in arguments.parse_args().only:
+        if key not in read(out):
+            row = {"machine": loaded_machine()} | jobs[key]()
+            write(out, read(out) | {key: row})
+            print(key, row, flush=True)
 
 
 def cpu_of(pid: int) -> float:

@@ -149,13 +149,7 @@ def _text(value: float | None) -> str:
 
 def main() -> int:
     """Measure what is missing."""
-    parser = kit.parser(__doc__)
-    parser.add_argument("--only", nargs="*", default=list(JOBS), choices=list(JOBS))
-    for key in parser.parse_args().only:
-        if key not in kit.read(OUT):
-            row = {"machine": kit.loaded_machine()} | JOBS[key]()
-            kit.write(OUT, kit.read(OUT) | {key: row})
-            print(key, row, flush=True)
+    kit.measure_missing(kit.parser(__doc__), JOBS, OUT)
     OUT.with_suffix(".md").write_text(report(kit.read(OUT)))
     return 0
 
