@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 def test_nodes_that_are_split_into_cells_train_on_in_them_and_mix(swarm: Swarm) -> None:
     swarm.bootstrap()
     home, spec = str(swarm.folder / "creator"), swarm.spec("streaming-diloco", start_peers=4)
-    told = "--peers", swarm.address, "--home", home, "--json"
-    created = run("lowcomm_node", "create", str(spec), *told)
+    options = "--peers", swarm.address, "--home", home, "--json"
+    created = run("lowcomm_node", "create", str(spec), *options)
     assert created.returncode == 0, created.stderr
     run_id = json.loads(created.stdout)["run_id"]
 

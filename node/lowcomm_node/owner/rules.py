@@ -110,7 +110,7 @@ class MachineUse:
     gpu_idle: float = FOREVER
     """Seconds since another process computed on the GPU, as far as is known."""
     gpu_used_by: str = ""
-    """That process."""
+    """Name and id of that process."""
     on_battery: bool | None = None
     """None if it has no battery, or that is unknown."""
 

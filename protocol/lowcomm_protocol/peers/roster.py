@@ -161,7 +161,7 @@ class Roster:
         return own == theirs
 
     def _count_cells(self, now: float) -> int:
-        """As many cells as the run has, or fewer where we know all peers, and one would be alone:
+        """Count the cells of the run, or fewer where we know all peers and one would be alone:
         nobody would meet it."""
         cells = self._cells()
         there = [self.own_peer_id, *(info.peer_id for info in self.alive(now))]

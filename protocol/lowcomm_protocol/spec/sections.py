@@ -439,12 +439,12 @@ class SyncSettings(Settings):
     """Share of the fast weights that ``merge = "mix"`` keeps."""
 
     def realigns_among(self, peers: int) -> bool:
-        """Whether so many peers would often realign: more than a group are in a cell, and nothing
-        pulls their weights together."""
+        """Whether this number of peers would often realign: a cell has more than a group, and
+        nothing pulls their weights together."""
         return self.group > 1 and self.consensus == 0 and peers > self.group * self.cells
 
     def cells_for(self, peers: int) -> int:
-        """The number of cells for so many peers; 1 where a group holds them."""
+        """Choose the number of cells for this number of peers; 1 where a group holds them."""
         if peers <= self.group:
             return 1
         return min(MAX_CELLS, 1 << ceil(log2(peers / (CELL_SHARE * self.group))))
