@@ -245,7 +245,7 @@ def check_size(spec: RunSpec) -> str | None:
     larger = f"group up to {MAX_GROUP}, " if group < MAX_GROUP else ""
     rest = f'{larger}codec = "bf16" and consensus = 1.0, or method = "lowcomm".'
     if sync.realigns_among(peers):
-        cells = f"cells = {sync.cells_for(peers)}, " if group > 2 else ""
+        cells = f"or cells = {sync.cells_for(peers)}, " if group > 2 else ""
         raise ConfigError(
             f"start_peers = {peers}, but group = {group} and consensus = 0: most exchanges of "
             f"more than {most} peers would be realignments in fp32. Set start_peers = {most} "

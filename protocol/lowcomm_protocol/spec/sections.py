@@ -485,7 +485,10 @@ class SyncSettings(Settings):
                 "groups whose weights are pulled together meet anybody"
             )
         if self.cells & (self.cells - 1):
-            raise ValueError(f"cells = {self.cells} is not a power of two")
+            above = 1 << self.cells.bit_length()
+            raise ValueError(
+                f"cells = {self.cells} is not a power of two: set {above // 2} or {above}"
+            )
         if self.group > 1:
             validate_outer(self.outer_settings, self.group)
         return self

@@ -46,7 +46,7 @@ def test_cells_are_so_many_that_chance_fills_none_beyond_the_group(peers: int, c
     [
         ("lowcomm", "cells = 2", "needs groups of three or more"),
         ("streaming-diloco", 'cells = 2\ncodec = "bf16"\nconsensus = 1.0', "consensus = 0"),
-        ("streaming-diloco", "cells = 3", "not a power of two"),
+        ("streaming-diloco", "cells = 3", "not a power of two: set 2 or 4"),
     ],
 )
 def test_cells_that_mean_nothing_are_refused(method: str, sync: str, why: str) -> None:
