@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.web.client import ControlClient
 from lowcomm_node.web.server import ControlServer
 
+WRITTEN = "a cup of tea told a story"
 FAREWELL = "The run is over.\ncontributed: 5 steps"
 
 
@@ -49,8 +50,11 @@ class StandIn:
     def limits(self) -> Limits:
         return self.now.limits
 
-    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        return "a cup of tea told a story"
+    async def generate(
+        self, prompt: str, tokens: int, temperature: float, seed: int, chat: Sequence[str]
+    ) -> str:
+        self.calls.append(("generate", prompt, list(chat)))
+        return WRITTEN
 
     def pause(self, seconds: float | None) -> None:
         self.calls.append(("pause", seconds))

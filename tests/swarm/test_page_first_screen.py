@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, ViewportSize
 
 from helpers.browser import PHONE, Visit, visiting
-from helpers.stand_in import StandIn, link, serving
+from helpers.stand_in import WRITTEN, StandIn, link, serving
 from helpers.statuses import make_exchange, make_peer, make_status
 from lowcomm_node.status.figures import Sample
 from lowcomm_node.status.model import Status
@@ -185,6 +185,29 @@ def test_it_reads_as_well_on_a_phone_and_in_the_dark(
         picture(visit, name)
         for fold in visit.page.locator("details.fold:not([hidden]) > summary").all():
             fold.click()
+        assert visit.faults() == [] and visit.overflowing() == []
+
+
+def test_a_run_with_a_chat_template_is_talked_with(
+    node: StandIn, browser: Browser, tmp_path: Path
+) -> None:
+    node.now = training(run=RUN | {"chat": True})
+    messages = "hi", "and <b>now</b>?"
+    with serving(node, tmp_path), visiting(browser, viewport=SCREEN) as visit:
+        visit.open(link(tmp_path))
+        visit.unfold()
+        visit.wait("document.getElementById('asks').textContent === 'Message'")
+        for count, message in enumerate(messages, start=1):
+            visit.page.get_by_label("Message").fill(message)
+            visit.page.get_by_role("button", name="Send").click()
+            visit.wait(f"document.querySelectorAll('#talk p').length === {2 * count}")
+        asked = [call for call in node.calls if call[0] == "generate"]
+        talk = [messages[0], WRITTEN, messages[1]]
+        assert asked == [("generate", messages[0], talk[:1]), ("generate", messages[1], talk)]
+        said = [entry.inner_text() for entry in visit.page.locator("#talk p").all()]
+        both = zip(("You", "Model") * 2, [*talk, WRITTEN], strict=True)
+        assert said == [f"{who} {text}" for who, text in both]
+        assert visit.text("#written") == visit.page.get_by_label("Message").input_value() == ""
         assert visit.faults() == [] and visit.overflowing() == []
 
 

@@ -200,7 +200,7 @@ def pin_packs(paths: Sequence[Path], pinned: Mapping[str, Any] | None) -> tuple[
 def _tokenizer_of(name: str, chat: bool) -> "tuple[Tokenizer, ChatTemplate | None]":
     """The tokenizer of a pack, with the tokens around documents that its folder names, and its
     chat template. Raises ConfigError."""
-    from lowcomm_node.data.chat import ChatTemplate
+    from lowcomm_node.data.chat import ChatTemplate, words_of
     from lowcomm_node.data.tokenizer import FileTokenizer, open_tokenizer
 
     tokenizer = open_tokenizer(name)
@@ -219,13 +219,8 @@ def _tokenizer_of(name: str, chat: bool) -> "tuple[Tokenizer, ChatTemplate | Non
             f"{Path(tokenizer.file).parent} has no chat template: put a chat_template.jinja beside "
             "the tokenizer.json."
         )
-    ends = read.export.eos_token_id
-    numbers = {"bos_token": read.export.bos_token_id, "eos_token": ends[0] if ends else None}
-    tokens = {
-        role: "" if number is None else tokenizer.token_of(number) or ""
-        for role, number in numbers.items()
-    }
-    return tokenizer, ChatTemplate(read.export.chat_template, tokens)
+    words = words_of(tokenizer, read.export)
+    return tokenizer, ChatTemplate(read.export.chat_template, words)
 
 
 def _piece_bytes(text: str) -> int:

@@ -1,11 +1,14 @@
 """``checkpoint``, ``generate``, ``report``, ``track``: what training has brought."""
 
+import json
 import shutil
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +35,10 @@ BEGINNING = "Once upon a time"
 """Beginning of the sample in a report."""
 CHECKPOINTS = "checkpoints", "checkpoints"
 """Their name in a folder of a run, and in messages."""
+MOST_SENT = 50_000
+"""Bytes of a conversation, without its oldest turns, that a running node is asked about."""
+Stream = Callable[..., Iterable[str]]
+"""Writes a text or an answer, by how to draw: tokens, temperature and seed."""
 _IN_WORDS = {
     Weights.AVERAGE: "the mean of the slow weights of this node and {} of its peers",
     Weights.SLOW: "the slow weights of this node",
@@ -163,39 +170,112 @@ def _store(here: Here, run: str | None) -> "CheckpointStore":
 @command()
 def generate(
     here: Here,
-    prompt: Annotated[str, typer.Argument()] = "def ",
+    prompt: Annotated[str | None, typer.Argument()] = None,
+    chat: Annotated[bool, typer.Option("--chat")] = False,
+    compare: Annotated[bool, typer.Option("--compare")] = False,
     tokens: Annotated[int, typer.Option(min=1, max=4096)] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, metavar="NUMBER")] = 0.8,
     seed: int = 0,
     checkpoint: Path | None = None,
     tokenizer: str | None = None,
 ) -> None:
-    """Let the model of the running node, or of the newest checkpoint, write.
+    """Let the model of the running node, or of the newest checkpoint, write, or talk with it.
 
     Example: lowcomm-node generate "import " --tokens 400
 
     Args:
-        prompt: The text to continue.
-        tokens: How many to draw.
+        prompt: The text to continue; default: "def ". With --chat the message to answer; default:
+            the lines that you type, until an empty one or Ctrl-D.
+        chat: Answer messages by the chat template of the run, or by the one beside its tokenizer.
+        compare: Write twice with the same seed: by the weights that the run began with, and by the
+            checkpoint.
+        tokens: How many to draw; of an answer at most.
         temperature: 0 takes the likeliest token.
         seed: The same seed gives the same text.
         checkpoint: Folder of a checkpoint; default: the running node.
         tokenizer: Its tokenizer.json, if the home of the checkpoint has no copy; or bytes.
     """
-    folder = here.folder
-    text, source = None, "the running node"
-    if checkpoint is None:
-        with suppress(NotRunning), here.node() as client:
-            text = client.generate(prompt, tokens, temperature, seed)
-    if text is None:
-        from lowcomm_node.models.inference import generate_from
+    writers, draw = _writers(here, compare, checkpoint, tokenizer), (tokens, temperature, seed)
+    if not compare:  # beside the text, which a program may read
+        print(f"by the fast weights of {next(iter(writers))}", file=sys.stderr)
+    if not chat:
+        prompt = "def " if prompt is None else prompt
+        _write(here, prompt, writers, [prompt] * len(writers), draw)
+        return
+    talks: list[list[str]] = [[] for _ in writers]
+    for message in _messages() if prompt is None else [prompt]:
+        for talk in talks:
+            talk.append(message)
+        for talk, text in zip(talks, _write(here, message, writers, talks, draw), strict=True):
+            talk.append(text)
 
-        saved, source = checkpoint or newest(folder, None, *CHECKPOINTS), "a checkpoint"
-        text = generate_from(saved, prompt, tokens, temperature, seed, tokenizer)
-    # Beside the text, which a program may read.
-    print(f"by the fast weights of {source}", file=sys.stderr)
-    content = {"prompt": prompt, "text": text, "weights": "fast"}
-    here.show(content, prompt + clean(text, keep="\n\t"))
+
+def _writers(
+    here: Here, compare: bool, checkpoint: Path | None, tokenizer: str | None
+) -> Mapping[str, Stream]:
+    if checkpoint is None and not compare:
+        with suppress(NotRunning), here.node():
+            return {"the running node": partial(_ask_node, here)}
+    from lowcomm_node.models.writing import open_writer
+
+    saved = checkpoint or newest(here.folder, None, *CHECKPOINTS)
+    if not compare:
+        return {"a checkpoint": open_writer(saved, tokenizer).stream}
+    return {
+        "the weights that the run began with": open_writer(saved, tokenizer, at_start=True).stream,
+        "the checkpoint": open_writer(saved, tokenizer).stream,
+    }
+
+
+def _ask_node(
+    here: Here, asked: str | list[str], tokens: int, temperature: float, seed: int
+) -> list[str]:
+    prompt, chat = (asked, []) if isinstance(asked, str) else ("", asked)
+    while len(chat) > 2 and len(json.dumps(chat)) > MOST_SENT:
+        chat = chat[2:]
+    with here.node() as client:
+        return [client.generate(prompt, tokens, temperature, seed, chat)]
+
+
+def _messages() -> Iterator[str]:
+    """Lines of a person or a program, until an empty one."""
+    is_person = sys.stdin.isatty()
+    if is_person:
+        with suppress(ImportError):
+            import_module("readline")  # lets them edit a line
+    with suppress(EOFError):
+        while (line := input("> " if is_person else "")).strip():
+            yield line
+
+
+def _write(
+    here: Here,
+    prompt: str,
+    writers: Mapping[str, Stream],
+    asked: Sequence[str | list[str]],
+    draw: tuple[int, float, int],
+) -> list[str]:
+    """Show what each writer writes, and return it."""
+    texts: list[str] = []
+    for (of, stream), one in zip(writers.items(), asked, strict=True):
+        pieces, begun = stream(one, *draw), prompt if isinstance(one, str) else ""
+        if here.as_json:
+            texts.append("".join(pieces))
+            continue
+        if len(writers) > 1:
+            print(f"\nby {of}:" if texts else f"by {of}:")
+        texts.append("")
+        for piece in pieces:
+            print(begun + clean(piece, keep="\n\t"), end="", flush=True)
+            texts[-1] += piece
+            begun = ""
+        print(flush=True)
+    if here.as_json:
+        content = {"prompt": prompt, "text": texts[-1], "weights": "fast"}
+        if len(texts) > 1:
+            content["before"] = texts[0]
+        print(json.dumps(content), flush=True)
+    return texts
 
 
 @command()
@@ -213,14 +293,14 @@ def report(
         folder: A home, or a folder of homes as a demo leaves it; default: that of --home.
         output: The file to write.
     """
-    from lowcomm_node.models.inference import generate_from
+    from lowcomm_node.models.writing import open_writer
     from lowcomm_node.status.report import write_report
 
     home = absolute(folder or here.folder)
     sample = ""
     with suppress(LowcommError, OSError):  # a report without one is good as well
         saved = newest(home, run, *CHECKPOINTS)
-        sample = BEGINNING + generate_from(saved, BEGINNING, 60, 0.8, 0)
+        sample = BEGINNING + open_writer(saved).text(BEGINNING, 60, 0.8)
     homes = write_report(home, output, run, sample)
     content = {"file": str(output.absolute()), "homes": homes, "written": time.time()}
     here.show(content, f"{output} written: open it in a browser")

@@ -1,24 +1,31 @@
 """Conversations as text: a tokenizer's chat template, and the parts that are answers.
 
 A template is a program, and may come from a stranger: Jinja's sandbox gives it no attribute that
-leads out of its data, and nothing that it could change.
+leads out of its data, and nothing that it could change (``rendering.py``).
 """
 
 import json
-import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lowcomm_node.data import rendering
 from lowcomm_node.data.pack import MASKED
-from lowcomm_node.data.tokenizer import FileTokenizer
+from lowcomm_node.data.rendering import compile_template, render
+from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.system.command import load_optional
+from lowcomm_node.system.units import clean
+from lowcomm_protocol.spec.sections import ExportSettings
 
-_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(?=\s*[-+]?%\})")
-"""A tag of `transformers` around answers; ours are found by rendering the messages before them."""
+RENDER_SECONDS = 60.0
+"""For the process that renders a stranger's template. It also bounds its processor time itself: its
+parent may be killed meanwhile."""
 
 
 class ChatTemplate:
@@ -28,20 +35,10 @@ class ChatTemplate:
         """``tokens``: texts such as ``bos_token``. Raises ConfigError."""
         self.source = template
         self._tokens = tokens
-        self._errors = load_optional("jinja2", "A chat template", "hf")
-        sandbox = load_optional("jinja2.sandbox", "A chat template", "hf")
-        # As transformers sets it up, so that templates give the same text.
-        environment = sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = lambda value, indent=None, **_: json.dumps(
-            value, ensure_ascii=False, indent=indent
-        )
-        environment.globals["raise_exception"] = self._refuse
-        marked = _GENERATION.sub(lambda tag: tag[1] + ("endif" if tag[2] else "if true"), template)
+        errors = load_optional("jinja2", "A chat template", "hf")
         try:
-            self._template = environment.from_string(marked)
-        except self._errors.TemplateError as error:
+            self._template = compile_template(template)
+        except errors.TemplateError as error:
             raise ConfigError(
                 f"The chat template is not read ({error}): use that of another tokenizer."
             ) from None
@@ -85,12 +82,40 @@ class ChatTemplate:
         return (first, len(text)), text
 
     def _render(self, messages: Sequence[dict[str, Any]], prompt: bool) -> str:
-        return self._template.render(
-            messages=messages, add_generation_prompt=prompt, tools=None, **self._tokens
-        )
+        return render(self._template, messages, prompt, self._tokens)
 
-    def _refuse(self, message: object) -> None:
-        raise self._errors.TemplateError(str(message))
+
+def words_of(tokenizer: Tokenizer, export: ExportSettings) -> dict[str, str]:
+    """The texts of tokens that a template may name."""
+    numbers = {"bos_token": export.bos_token_id, "eos_token": next(iter(export.eos_token_id), None)}
+    known = tokenizer.token_of if isinstance(tokenizer, FileTokenizer) else lambda _: None
+    return {name: "" if number is None else known(number) or "" for name, number in numbers.items()}
+
+
+def render_apart(
+    template: str, words: Mapping[str, str], talks: Sequence[tuple[Sequence[object], bool]]
+) -> list[str]:
+    """The texts of conversations by a stranger's template, rendered in a process of its own.
+
+    ``talks``: the messages of each, and whether what begins an answer follows. Raises ConfigError.
+    """
+    load_optional("jinja2", "A chat template", "hf")
+    asked = json.dumps({"template": template, "words": words, "talks": talks})
+    command = [sys.executable, "-P", str(Path(rendering.__file__))]
+    try:
+        done = subprocess.run(
+            command, input=asked.encode(), capture_output=True, timeout=RENDER_SECONDS, check=False
+        )
+        found = json.loads(done.stdout) if done.returncode == 0 else {}
+    except (subprocess.TimeoutExpired, OSError):
+        found = {}
+    if "texts" not in found:
+        why = clean(found.get("why", "takes too much memory or time"))
+        raise ConfigError(
+            f"The chat template of this model {why}: let the model continue a text instead."
+        )
+    # JSON can hold half of a surrogate pair, which UTF-8 can't.
+    return [text.encode(errors="replace").decode() for text in found["texts"]]
 
 
 def encode_chat(tokenizer: FileTokenizer, texts: Sequence[bytes]) -> list[NDArray[np.uint32]]:

@@ -10,11 +10,12 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lowcomm_node.data import Tokenizer, open_tokenizer
-from lowcomm_node.data.tokenizer import KEPT, StoryTokenizer, check_vocabulary, prompt_of
+from lowcomm_node.data.tokenizer import KEPT, StoryTokenizer
 from lowcomm_node.errors import CheckpointError, ConfigError, NotFinite
 from lowcomm_node.models.base import Cache, Model, build_model
+from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.storage.checkpoint import Checkpoint, CheckpointStore
-from lowcomm_node.storage.files import sha256_file
+from lowcomm_node.storage.files import kept_run, sha256_file
 from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.system.units import clean
 from lowcomm_protocol.spec.sections import BYTES, DataSettings, read_model
@@ -118,24 +119,31 @@ def load_model(checkpoint: Checkpoint) -> Model:
     return model.eval()
 
 
-def generate_from(
-    path: Path,
-    prompt: str,
-    tokens: int,
-    temperature: float,
-    seed: int,
-    tokenizer: str | None = None,
-) -> str:
-    """Continue a prompt with the model of a checkpoint, by its own tokenizer.
+def load_start(of_run: Path) -> Model:
+    """The model that a run began with, from the folder of the run in a home.
 
     Raises CheckpointError, ConfigError.
     """
-    checkpoint = load_checkpoint(path)
-    encoder = tokenizer_of(checkpoint, tokenizer)
-    model = load_model(checkpoint)
-    check_vocabulary(encoder, model.settings.vocab)
-    start = prompt_of(encoder, prompt)
-    return encoder.decode(list(generate(model, start, tokens, temperature, TOP_K, seed)))
+    run = kept_run(of_run / "run.json")
+    if run is None:
+        raise CheckpointError(
+            f"{of_run} holds no run.json, which names the weights that the run began with: name a "
+            "home with --home."
+        )
+    spec = run.spec
+    files = [of_run / "start" / file.name for file in spec.start.files]
+    if not files:
+        raise ConfigError(
+            f"Run {spec.run.name} began with random weights, which write nothing that could be "
+            "compared: leave --compare away."
+        )
+    if missing := [file for file in files if not file.exists()]:
+        raise ConfigError(
+            f"{missing[0]} is missing: copy the file of that name there that the run began with."
+        )
+    model = build_model(spec.model, seed=0)
+    load_weights(model, files)
+    return model.eval()
 
 
 def tokenizer_of(checkpoint: Checkpoint, given: str | None = None) -> Tokenizer:

@@ -99,15 +99,22 @@ class Controls:
         node.availability.follow(changed.schedule)
         return Hours(schedule=None if changed.schedule is None else str(changed.schedule))
 
-    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        """Sample text from the fast weights. Raises TrainerError while there is no model yet."""
+    async def generate(
+        self, prompt: str, tokens: int, temperature: float, seed: int, chat: Sequence[str]
+    ) -> str:
+        """Sample text from the fast weights, or their answer in a conversation.
+
+        Raises TrainerError while there is no model yet.
+        """
         supervisor = self._node.supervisor
         if self._node.ready is None or not supervisor.runs:
             raise TrainerError(
                 f"The model is not loaded, for the node is {self._node.board.phase}: `lowcomm-node "
                 "status` tells why, and `lowcomm-node status --wait` when it trains."
             )
-        request = Generate(prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
+        request = Generate(
+            prompt=prompt, tokens=tokens, temperature=temperature, seed=seed, chat=tuple(chat)
+        )
         return (await supervisor.trainer.ask(request)).text
 
     async def doctor(self, peers: Sequence[str]) -> Sequence[Finding]:

@@ -225,6 +225,8 @@ class Generate(Request[Generated], name="generate", holds_steps=True):
     tokens: int
     temperature: float
     seed: int
+    chat: tuple[str, ...] = ()
+    """Texts of a conversation, the owner's and the model's in turn, in place of the prompt."""
 
 
 class Save(Request[Written], name="save"):

@@ -202,6 +202,7 @@ def _run(state: NodeState) -> RunStatus | None:
         creator=run.creator,
         steps=now.steps,
         amendments=_amendments(state),
+        chat=bool(run.spec.export.chat_template),
     )
 
 

@@ -88,6 +88,8 @@ class RunStatus:
     """Swarm steps of the whole run, as amended."""
     amendments: tuple[AmendmentStatus, ...] = ()
     """Changes by its creator, oldest first."""
+    chat: bool = False
+    """Whether it has a chat template."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,9 @@ from time import monotonic
 from typing import Any
 
 from lowcomm_node.data.packed import PackedStream
-from lowcomm_node.data.tokenizer import prompt_of
 from lowcomm_node.errors import Diverged, TrainerError
 from lowcomm_node.models.evaluation import Evaluation, evaluate
-from lowcomm_node.models.inference import TOP_K, generate
+from lowcomm_node.models.writing import Writer
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import Answer, Request, TrainerPipe
 from lowcomm_node.node.messages import Done, refusal_of
@@ -215,11 +214,11 @@ class TrainerLoop:
         return Done()
 
     def _generate(self, request: messages.Generate) -> messages.Generated:
+        replica = self.replica
+        writer = Writer(replica.model, replica.dataset.tokenizer, replica.spec.export)
         count = min(MAX_GENERATED, request.tokens)
-        model, tokenizer = self.replica.model, self.replica.dataset.tokenizer
-        prompt = prompt_of(tokenizer, request.prompt)
-        tokens = generate(model, prompt, count, request.temperature, TOP_K, request.seed)
-        return messages.Generated(text=tokenizer.decode(list(tokens)))
+        asked = request.chat or request.prompt
+        return messages.Generated(text=writer.text(asked, count, request.temperature, request.seed))
 
     def _adopt(self, request: messages.Adopt) -> messages.Ready:
         self._coder.submit(lambda: None).result()  # until nothing works on a capture any more

@@ -147,9 +147,15 @@ STOP = Order(
 )
 GENERATE = Order(
     "generate",
-    "Text by the model as it is now.",
+    "Text by the model as it is now, or in `chat` its answer to texts, yours and its own in turn.",
     str,
-    {"prompt": (str, ""), "tokens": (int, 200), "temperature": (float, 0.8), "seed": (int, 0)},
+    {
+        "prompt": (str, ""),
+        "tokens": (int, 200),
+        "temperature": (float, 0.8),
+        "seed": (int, 0),
+        "chat": (list[str], []),
+    },
     timeout=600.0,
 )
 QUERIES: list[Query[Any]] = [

@@ -335,7 +335,7 @@ class ExportSettings(Settings):
     positions: Annotated[int, Field(ge=0, le=1 << 30)] = 0
     """Tokens that the model reads at most, where that is more than ``context``."""
     chat_template: Annotated[str, Field(max_length=MAX_CHAT_TEMPLATE)] = ""
-    """In Jinja. Nobody but the programs that open an export renders it."""
+    """In Jinja, for conversations; peers do not render it for one another."""
     generation: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Settings of ``generation_config.json``: numbers, true or false, and lists of tokens."""
 

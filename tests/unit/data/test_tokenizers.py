@@ -16,7 +16,7 @@ from lowcomm_node.cli.creator import name_tokenizer
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.fetch.files import RunFile, tokenizer_of
-from lowcomm_node.models.inference import generate_from
+from lowcomm_node.models.writing import open_writer
 from lowcomm_node.node.messages import Generate, Save
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_protocol.errors import SpecError
@@ -138,6 +138,7 @@ async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
     text = tmp_path / "text"
     text.write_text("one two three four five\n" * 500)
     table = f'[data]\nsource = "local"\ntokenizer = "local"\ntokenizer_sha256 = "{sha256(mine)}"\n'
+    table += '[export]\nchat_template = "{{ messages[-1].content }} two"\n'
     settings = tiny_settings(
         tmp_path / "run", "checkpoints", table, tokenizer=str(mine), data=str(text)
     )
@@ -148,14 +149,15 @@ async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
     try:
         await trainer.start(settings)
         path = Path((await trainer.ask(Save())).path)
-        running = (
-            await trainer.ask(Generate(prompt="one two", tokens=5, temperature=0.0, seed=0))
-        ).text
+        draw: dict[str, Any] = {"tokens": 5, "temperature": 0.0, "seed": 0}
+        running = (await trainer.ask(Generate(prompt="one two", **draw))).text
+        answer = (await trainer.ask(Generate(prompt="", chat=("five", "", "one"), **draw))).text
     finally:
         await trainer.stop()
     told = json.loads((path / "manifest.json").read_text())["content"]["meta"]["tokenizer"]
     assert told == {"file": "mine.json", "sha256": sha256(mine)}
     mine.unlink()
-    assert generate_from(path, "one two", 5, 0.0, 0) == running, "by the copy that the home keeps"
+    assert answer == running, "whose chat template makes the same text"
+    assert open_writer(path).text("one two", 5, 0.0) == running, "by the copy that the home keeps"
     out = CheckpointStore(path.parent).export(0, tmp_path / "out")
     assert sha256(out / "tokenizer.json") == told["sha256"], "and an export takes it along"

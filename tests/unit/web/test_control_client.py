@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -61,8 +61,10 @@ class Node(StandIn):
     def resume(self) -> None:
         self.calls.append("resume")
 
-    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        self.calls.append((prompt, tokens, temperature, seed))
+    async def generate(
+        self, prompt: str, tokens: int, temperature: float, seed: int, chat: Sequence[str]
+    ) -> str:
+        self.calls.append((prompt, tokens, temperature, seed, *chat))
         return prompt.upper()
 
 
@@ -124,7 +126,8 @@ def test_what_the_node_tells_arrives_unchanged(node: Node, tmp_path: Path) -> No
         assert client.peers() == [PEER]
         assert client.exchanges(3) == [make_exchange(round=number) for number in range(3)]
         assert client.generate("def ", 7, 0.25, 9) == "DEF "
-    assert node.calls == [("def ", 7, 0.25, 9)]
+        client.generate("", 7, 0.25, 9, ["hi", "hello", "and now?"])
+    assert node.calls == [("def ", 7, 0.25, 9), ("", 7, 0.25, 9, "hi", "hello", "and now?")]
 
 
 def test_events_come_one_by_one_while_the_node_runs(node: Node, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ const MOST_EXCHANGES = 500;
 const LISTED = 50;
 const SPARKS = 60; // samples of a small curve
 const BREAK = 25; // seconds between two samples, of which one comes every ten
+const MOST_SENT = 16000; // characters of a conversation that the node is asked about
 const FLASHED = 5; // seconds after which an exchange is no news
 const $ = (id) => document.getElementById(id);
 let status = null;
@@ -43,6 +44,7 @@ let peers = [];
 let samples = [];
 let exchanges = [];
 let catalogue = {}; // what each code means, and what to do
+const talk = []; // texts of the conversation, the owner's and the model's in turn
 let hasEnded = false; // in order, as the node said itself
 
 function text(element, content) {
@@ -121,6 +123,7 @@ function show(now) {
   $("resume").hidden = now.pause === null;
   text($("release"), `${clean(now.release)} · ${now.peer_id}`);
   fill(now);
+  showAsks(run?.chat);
   showEnd(now);
   showSaved(now);
   showRunning(now.exchanges_running);
@@ -152,6 +155,15 @@ function showEnd(now) {
     },
     () => {}, // it has left meanwhile
   );
+}
+
+// Where the run has a chat template, its model answers messages.
+function showAsks(isChat) {
+  const prompt = $("write").elements.prompt;
+  if (isChat && prompt.value === prompt.defaultValue) prompt.value = "";
+  prompt.required = Boolean(isChat);
+  text($("asks"), isChat ? "Message" : "Beginning");
+  text($("write").querySelector("button"), isChat ? "Send" : "Write");
 }
 
 function showLimits(limits) {
@@ -353,14 +365,34 @@ $("hours").addEventListener("submit", async (event) => {
   if ((await ask($("hours-said"), () => call("schedule", { hours }))) !== null)
     event.target.reset();
 });
+
+// A message or an answer; the conversation that the model reads is a list of their texts.
+function say(who, said) {
+  const entry = document.createElement("p");
+  const name = document.createElement("strong");
+  name.textContent = who;
+  entry.append(name, ` ${said}`);
+  $("talk").append(entry);
+  $("talk").hidden = false;
+  talk.push(said);
+  while (talk.length > 2 && JSON.stringify(talk).length > MOST_SENT) talk.splice(0, 2);
+}
+
 $("write").addEventListener("submit", async (event) => {
   event.preventDefault();
   const told = new FormData(event.target);
+  const prompt = told.get("prompt");
+  const chat = status?.run?.chat ? [...talk, prompt] : [];
   text($("written"), "writing …");
   const seed = Math.floor(1e9 * Math.random());
-  const body = { prompt: told.get("prompt"), tokens: Number(told.get("tokens")), seed };
+  const body = { prompt, tokens: Number(told.get("tokens")), seed, chat };
   const found = await ask($("written"), () => call("generate", body));
-  if (found !== null) text($("written"), found);
+  if (found === null) return;
+  text($("written"), chat.length ? "" : found);
+  if (!chat.length) return;
+  say("You", prompt);
+  say("Model", found);
+  $("write").elements.prompt.value = "";
 });
 
 $("use").addEventListener("click", () => {
