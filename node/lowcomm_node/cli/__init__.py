@@ -6,7 +6,7 @@ data        data pack, verify, show: packed text
 members     invite, remove, amend: a run created here
 join        the node itself
 running     look at the running node, and steer it
-results     checkpoint, generate, report, track
+results     checkpoint, generate, eval, report, track
 machine     doctor, ping, id, config, demo
 """
 
@@ -21,7 +21,7 @@ from lowcomm_node.system.command import end
 GROUPS = {
     "Take part": ("join", "demo", "pause", "resume", "limits", "finish"),
     "Look": ("status", "web", "peers", "exchanges", "logs", "report", "doctor", "ping"),
-    "Model": ("generate", "checkpoint"),
+    "Model": ("generate", "eval", "checkpoint"),
     "Your own run": ("init", "create", "plan", "data", "invite", "amend", "remove"),
     "Scripts": ("id", "config", "track"),
 }

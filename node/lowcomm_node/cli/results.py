@@ -1,4 +1,4 @@
-"""``checkpoint``, ``generate``, ``report``, ``track``: what training has brought."""
+"""``checkpoint``, ``generate``, ``eval``, ``report``, ``track``: what training has brought."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ import typer
 
 from lowcomm_node.cli.common import Here, app, command, newest, read_settings, setting
 from lowcomm_node.cli.running import JOURNAL, Run
-from lowcomm_node.errors import CheckpointError, NodeError, NotRunning
+from lowcomm_node.errors import CheckpointError, ConfigError, NodeError, NotRunning
 from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.fetch import Gathered
 from lowcomm_node.storage.paths import Paths, absolute
@@ -276,6 +276,40 @@ def _write(
             content["before"] = texts[0]
         print(json.dumps(content), flush=True)
     return texts
+
+
+@command("eval", home=False)
+def evaluate(
+    here: Here,
+    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER")] = None,
+    tasks: Annotated[str, typer.Option(metavar="NAMES")] = "",
+    include: Path | None = None,
+    limit: Annotated[int | None, typer.Option(min=1)] = None,
+) -> None:
+    """Score an export on tasks of lm-eval, the harness of EleutherAI.
+
+    Example: lowcomm-node eval tea --tasks arc_easy,hellaswag --limit 200
+
+    Args:
+        folder: Folder that `checkpoint export` wrote.
+        tasks: Their names, separated by commas; `lm-eval ls tasks` lists all.
+        include: Folder with tasks of your own, in YAML.
+        limit: Documents of each task; default: all.
+    """
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    if folder is None:
+        raise ConfigError("Name an export: `lowcomm-node checkpoint export FOLDER` writes one.")
+    if not names:
+        raise ConfigError("Name tasks, such as --tasks arc_easy,hellaswag.")
+    from lowcomm_node.export.scoring import score
+
+    scores = score(folder, names, include, limit)
+    lines = [f"{'task':40} {'metric':18} {'value':>9} {'stderr':>9}"]
+    for found in scores:
+        error = "" if found.stderr is None else f"{found.stderr:.4f}"
+        row = f"{found.task:40.40} {found.metric:18.18} {found.value:9.4f} {error:>9}"
+        lines.append(row.rstrip())
+    here.show(scores, "\n".join(lines))
 
 
 @command()

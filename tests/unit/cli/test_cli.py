@@ -86,6 +86,7 @@ COMMANDS = [
     "pause",
     "resume",
     "generate",
+    "eval",
 ]
 COMMANDS += [
     "id",
@@ -230,6 +231,10 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: 
         ("checkpoint ls", 78, "holds no checkpoints"),
         ("checkpoint export {tmp}/new", 78, "holds no checkpoints"),
         ("checkpoint publish {tmp}/none a/b", 78, "holds no export"),
+        ("eval --tasks arc_easy", 78, "lowcomm-node checkpoint export FOLDER"),
+        ("eval {tmp}", 78, "--tasks arc_easy"),
+        ("eval {tmp} --tasks arc_easy", 78, "is no export for transformers"),
+        ("eval {export} --tasks arc_easy", 78, "needs the library lm_eval"),
         ("generate", 78, "holds no checkpoints"),
         ("generate --checkpoint {tmp}/none", 1, "no sound checkpoint"),
     ],
@@ -241,7 +246,10 @@ def test_a_mistake_gives_one_line_that_names_the_remedy(
     file.write_text("this is no TOML")
     (tmp_path / "bytes.toml").write_text('[run]\nname = "a"\n')
     (tmp_path / "local.toml").write_text('[run]\nname = "a"\n[data]\ntokenizer = "local"\n')
-    ended = cli(*command.format(file=file, tmp=tmp_path).split())
+    (tmp_path / "export").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "export" / name).touch()
+    ended = cli(*command.format(file=file, tmp=tmp_path, export=tmp_path / "export").split())
     assert ended.code == code, ended.err
     assert ended.err.startswith("error: ")
     assert len(ended.err.splitlines()) == 1
