@@ -17,6 +17,7 @@ from helpers.processes import (
     until_exchanged,
 )
 from helpers.waiting import until
+from lowcomm_node.errors import NodeError
 from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_node.status.events import EVENTS, read_notice
 from lowcomm_node.status.model import read, to_json
@@ -61,6 +62,8 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
         c = swarm.node("c", "--record-life", "600", address=by_name)
     until_exchanged((a, b, c), 1)
     check_json(a)
+    with pytest.raises(NodeError, match="has a chat template"):  # so the trainer was asked
+        a.ask(lambda client: client.generate("", 5, 0.0, 0, ["hi"]))
     # The service manager of one of them is kept informed, by it alone.
     notified.until("STATUS=training")
     notified.until("WATCHDOG=1", 2)

@@ -99,6 +99,11 @@ class Writer:
         room = context - min(tokens, context // 2)
         reads = [encoder.encode(prompt.encode()).tolist() for prompt in prompts]
         start = next((read for read in reads if len(read) <= room), reads[-1])
+        if len(start) >= context:
+            raise ConfigError(
+                f"The message takes {len(start)} tokens, and this model reads {context} with its "
+                "answer: shorten it."
+            )
         ends = export.eos_token_id or (() if encoder.separator is None else (encoder.separator,))
         return start, frozenset((*ends, *self._turn_end(whole.rpartition(_ANSWER)[2])))
 

@@ -87,6 +87,14 @@ def test_the_oldest_turns_go_where_the_context_is_full(writer: Writer) -> None:
         assert writer.text(talk, tokens, 1.0, 4) == writer.tokenizer.decode(expected)
 
 
+def test_a_message_that_leaves_no_room_for_an_answer_is_refused(writer: Writer) -> None:
+    bare = len(writer.tokenizer.encode(written_out("").encode()))
+    longest = "\x01" * (SETTINGS.context - bare - 1)
+    assert writer.text([longest], 1, 1.0)
+    with pytest.raises(ConfigError, match=f"takes {SETTINGS.context} tokens"):
+        writer.text([longest + "\x01"], 1, 1.0)
+
+
 def test_the_template_beside_a_tokenizer_serves_a_run_without_one(
     writer: Writer, tmp_path: Path
 ) -> None:
