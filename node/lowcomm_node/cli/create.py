@@ -49,6 +49,8 @@ def init(
     data: Annotated[list[Path] | None, typer.Option(metavar="PACK")] = None,
     tokenizer: Path | None = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="DIR")] = None,
+    adapter: Annotated[int | None, typer.Option(metavar="RANK")] = None,
+    base: str | None = None,
     force: Annotated[bool, typer.Option("--force")] = False,
 ) -> None:
     """Write a commented run specification to edit.
@@ -70,6 +72,8 @@ def init(
         data: Packed text to train on, of `data pack`; may be repeated.
         tokenizer: The tokenizer.json that all peers use; default: bytes, without a file.
         from_: A folder of Hugging Face's with open weights, which the run begins with.
+        adapter: With --from: train low-rank factors (LoRA) of this rank; the weights stay.
+        base: With --adapter: bf16, int8 or nf4, in which peers hold the weights.
         force: Overwrite the file.
     """
     from lowcomm_node.cli import creator
@@ -102,8 +106,15 @@ def init(
         given["model"] = {"vocab": vocab}
     if weights:
         given |= {"model": weights.model.model_dump(), "start": weights.start.model_dump()}
-        if optimizer in (None, creator.FINE_TUNING["optimizer"]):
-            given["train"] = dict(creator.FINE_TUNING)
+        tuning = creator.FINE_TUNING if adapter is None else creator.ADAPTING
+        if optimizer in (None, tuning["optimizer"]):
+            given["train"] = dict(tuning)
+    if adapter is not None:
+        if weights is None:
+            raise ConfigError("--adapter adapts open weights: name their folder with --from DIR.")
+        given["adapter"] = {"rank": adapter, "alpha": 2.0 * adapter, "base": base or "bf16"}
+    elif base is not None:
+        raise ConfigError("--base is for --adapter: weights that are trained stay in fp32.")
     if tokens is not None:
         given["run"]["tokens"] = read_count(tokens)
         if steps or not given["run"]["tokens"]:

@@ -64,6 +64,8 @@ FINE_TUNING: Mapping[str, object] = {
     "weight_decay": 0.01,
 }
 """``[train]`` of a run that begins with open weights: rates for random ones would spoil them."""
+ADAPTING: Mapping[str, object] = {**FINE_TUNING, "learning_rate": 1e-3, "weight_decay": 0.0}
+"""The same where an adapter is trained beside them."""
 Made = TypeVar("Made", Removals, Chain)
 
 
@@ -228,11 +230,11 @@ def open_weights(folder: Path) -> OpenWeights:
     return OpenWeights(read.settings, read.longest, start, tuple(warnings))
 
 
-def parameters_of(model: ModelSettings) -> int:
-    """Parameters of a model, for ``fragments = "auto"``."""
-    from lowcomm_node.trainer.memory import count_parameters  # loads torch
+def parameters_of(spec: RunSpec) -> int:
+    """Parameters that a run trains, for ``fragments = "auto"``."""
+    from lowcomm_node.trainer.memory import count_trained  # loads torch
 
-    return count_parameters(model)
+    return count_trained(spec)
 
 
 # warnings
@@ -280,10 +282,11 @@ def check_used(spec: RunSpec, tokens: int | None) -> str | None:
     vocab = spec.model.vocab
     if tokens is None or spec.start.files or vocab - tokens <= vocab // SPARE_VOCABULARY:
         return None
-    used = parameters_of(spec.model.model_copy(update={"vocab": tokens}))
+    model = spec.model.model_copy(update={"vocab": tokens})
+    used = parameters_of(spec.model_copy(update={"model": model}))
     return (
         f"model.vocab = {vocab}, but the tokenizer has {tokens} tokens: "
-        f"{1 - used / parameters_of(spec.model):.0%} of the weights are of words that never occur. "
+        f"{1 - used / parameters_of(spec):.0%} of the weights are of words that never occur. "
         f"Set vocab = {tokens}, or name a larger tokenizer."
     )
 

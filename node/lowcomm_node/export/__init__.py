@@ -9,6 +9,8 @@ class Format(StrEnum):
 
     HF = "hf"
     """transformers, vLLM, SGLang: a folder as on a model hub."""
+    ADAPTER = "adapter"
+    """peft, vLLM: a folder with an adapter alone, without the weights that it is of."""
     GGUF = "gguf"
     """llama.cpp, ollama, LM Studio: one file."""
     SAFETENSORS = "safetensors"

@@ -13,6 +13,7 @@ from torch import Tensor
 from lowcomm_node.data import Tokenizer
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.export import ExportChoices, Weights
+from lowcomm_node.models.adapters import merged
 from lowcomm_node.models.base import HuggingFaceForm, Model, family_of, tensor_specs
 from lowcomm_node.models.inference import load_model, tokenizer_of
 from lowcomm_node.storage.checkpoint import CheckpointStore
@@ -82,6 +83,7 @@ class ExportContents:
     meta: Mapping[str, Any]
     step: int
     weights: Weights
+    model: Model
     run: SignedRun | None
     """None where the home has no specification."""
     peers: tuple[str, ...] = ()
@@ -147,7 +149,8 @@ def contents_of(
         )
     return ExportContents(
         form=form,
-        tensors={form.names[name]: one.detach() for name, one in model.named_parameters()},
+        tensors={form.names[name]: one for name, one in merged(model).items()},
+        model=model,
         settings=model.settings,
         tokenizer=tokenizer_of(checkpoint, choices.tokenizer),
         meta=checkpoint.meta,

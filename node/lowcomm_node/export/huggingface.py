@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lowcomm_node.data.stories import PIECES, words
 from lowcomm_node.data.tokenizer import FileTokenizer, StoryTokenizer, Tokenizer
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.export import Weights
 from lowcomm_node.export.contents import ExportContents
 from lowcomm_node.storage.state_file import write_state
@@ -105,6 +106,41 @@ def write_folder(
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", ends | says.generation)
     _write_weights(contents.tensors, folder, DTYPES[dtype], most)
+    write_tokenizer(contents, folder)
+    (folder / "README.md").write_text(card(contents), encoding="utf-8")
+
+
+def write_adapter(contents: ExportContents, folder: Path, dtype: str) -> None:
+    """Write an adapter for peft into a folder that exists. Raises ConfigError if a run has none, or
+    trains weights whole."""
+    run = contents.run
+    adapter = run.spec.adapter if run else None
+    if adapter is None or adapter.train_also:
+        has = "trains whole weights beside its adapter" if adapter else "has no adapter"
+        raise ConfigError(f"{contents.name} {has}: export the whole model with --format hf.")
+    tensors: dict[str, Tensor] = {}
+    linear = contents.model.named_modules()
+    adapted = {name: one for name, one in linear if getattr(one, "lora_A", None) is not None}
+    paths = {name: contents.form.names[f"{name}.weight"].rpartition(".")[0] for name in adapted}
+    for name, path in paths.items():
+        factors = adapted[name].get_buffer("lora_A"), adapted[name].get_parameter("lora_B")
+        tensors[f"base_model.model.{path}.lora_A.weight"] = factors[0]
+        tensors[f"base_model.model.{path}.lora_B.weight"] = factors[1].detach()
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": adapter.dropout,
+        "target_modules": sorted({path.rpartition(".")[2] for path in paths.values()}),
+        "fan_in_fan_out": any(getattr(one, "turned", False) for one in adapted.values()),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    _write_json(folder / "adapter_config.json", config)
+    kept = {name: one.to(DTYPES[dtype]).contiguous() for name, one in tensors.items()}
+    write_state(folder / "adapter_model.safetensors", kept, {"format": "pt"})
     write_tokenizer(contents, folder)
     (folder / "README.md").write_text(card(contents), encoding="utf-8")
 

@@ -9,7 +9,7 @@ from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.export.contents import contents_of
 from lowcomm_node.export.gguf import write_file
-from lowcomm_node.export.huggingface import write_folder
+from lowcomm_node.export.huggingface import write_adapter, write_folder
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import kept_run, new_folder
 
@@ -56,6 +56,8 @@ def export_checkpoint(
     with new_folder(folder, size) as fresh:
         if choices.format is Format.HF:
             write_folder(contents, fresh, choices.dtype)
+        elif choices.format is Format.ADAPTER:
+            write_adapter(contents, fresh, choices.dtype)
         else:
             write_file(contents, fresh, choices.dtype)
     return ExportResult(contents.weights, step, contents.peers)

@@ -318,7 +318,8 @@ class Provider:
                 await self._files.verify(file, absolute(tokenizer))
         packs = () if self._text is None else await self._text.have_first(self._show_text)
         weights = {file: paths.start(name) / file.name for file in start_of(self._run.spec)}
-        if not any(paths.checkpoints(name).glob("step-*")):
+        # An adapter is of no use without them.
+        if self._run.spec.adapter or not any(paths.checkpoints(name).glob("step-*")):
             start_with = [str(await self._weights(*one)) for one in weights.items()]
             return tokenizer, tuple(start_with), packs
         if self._looking is None:  # peers may ask for weights, though we need them no more

@@ -59,9 +59,9 @@ class Footprint:
     """Memory of a model, in float32 values; from ``kept`` on values a token, logits aside."""
 
     matrices: Counter[tuple[int, int]]
-    """Matrices of the blocks, which Muon takes, by shape."""
+    """Trained matrices of the blocks, which Muon takes, by shape."""
     others: int
-    """Values of all other parameters."""
+    """Values of all other trained parameters."""
     kept: int
     """Kept for the backward pass."""
     passing: int
@@ -78,10 +78,16 @@ class Footprint:
     layers, or one for each."""
     looking: int | None = None
     """At the widest place of a forward pass alone; None for as many as ``passing``."""
+    packed_bytes: int = 0
+    """Bytes of frozen matrices and of factors that stay, beside the parameters."""
+    frozen: int = 0
+    """Values of other frozen tensors: in fp32, on a GPU in bf16."""
+    unpacked: int = 0
+    """Values, in fp32, of a frozen matrix while it is used."""
 
     @property
     def parameters(self) -> int:
-        """Values of all parameters."""
+        """Values of all trained parameters."""
         return self.in_matrices + self.others
 
     @property
@@ -115,6 +121,9 @@ class Model(nn.Module, ABC):
     """Whether the parts are compiled."""
     recompute: bool = False
     """Whether a backward pass computes blocks again, to the same bits, instead of keeping them."""
+
+    draws: bool = False
+    """Whether a step draws random numbers, for dropout."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
@@ -164,6 +173,11 @@ class Family(ABC):
         """A model of arbitrary weights, which the caller sets; on the meta device shapes alone."""
         return self.build(settings, 0)
 
+    def allocate(self, model: Model, device: torch.device) -> None:
+        """Give memory to a model of the meta device, with arbitrary parameters. A family of open
+        weights sets all else."""
+        model.to_empty(device=device)
+
     def check(self, settings: ModelSettings) -> None:  # noqa: B027 - most families need nothing
         """Raise ConfigError where this machine lacks a library; called before any allocation."""
 
@@ -186,9 +200,15 @@ def build_model(settings: ModelSettings, seed: int) -> Model:
     return family_of(settings).build(settings, seed)
 
 
+def trained(model: Model) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, exchanged and saved, each once: all, or an adapter's."""
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+
+
 def tensor_specs(model: Model) -> list[TensorSpec]:
-    """Parameters as the fragment plan takes them; the model may be on the meta device."""
-    parameters = list(model.named_parameters(remove_duplicate=False))
+    """Trained parameters as the fragment plan takes them; the model may be on the meta device."""
+    every = model.named_parameters(remove_duplicate=False)
+    parameters = [(name, one) for name, one in every if one.requires_grad]
     names: dict[int, list[str]] = {}
     for name, parameter in parameters:
         names.setdefault(id(parameter), []).append(name)

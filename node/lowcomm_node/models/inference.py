@@ -12,13 +12,15 @@ from torch import Tensor
 from lowcomm_node.data import Tokenizer, open_tokenizer
 from lowcomm_node.data.tokenizer import KEPT, StoryTokenizer
 from lowcomm_node.errors import CheckpointError, ConfigError, NotFinite
+from lowcomm_node.models.adapters import adapted
 from lowcomm_node.models.base import Cache, Model, build_model
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.storage.checkpoint import Checkpoint, CheckpointStore
 from lowcomm_node.storage.files import kept_run, sha256_file
+from lowcomm_node.storage.paths import START
 from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.system.units import clean
-from lowcomm_protocol.spec.sections import BYTES, DataSettings, read_model
+from lowcomm_protocol.spec.sections import BYTES, AdapterSettings, DataSettings, read_model
 
 TOP_K = 40
 """Tokens to draw from where nobody says otherwise: the same for a running node and a checkpoint."""
@@ -107,16 +109,35 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def load_model(checkpoint: Checkpoint) -> Model:
     """The model of a checkpoint, ready to evaluate.
 
-    Raises CheckpointError if it does not say what model it is.
+    Raises CheckpointError if it does not say what model it is, or the files are gone that its
+    adapter is of.
     """
+    meta = checkpoint.meta
     try:
-        model = build_model(read_model(checkpoint.meta["model"]), seed=0)
+        settings = read_model(meta["model"])
+        if "adapter" in meta:
+            adapter = AdapterSettings.model_validate(meta["adapter"])
+            model = adapted(settings, adapter, int(meta["seed"]), _base_of(checkpoint))
+        else:
+            model = build_model(settings, seed=0)
         model.load_state_dict(checkpoint.tensors["weights"], strict=False)
     except (KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"{checkpoint.info.path} does not hold a model of this release: {error}."
         ) from None
     return model.eval()
+
+
+def _base_of(checkpoint: Checkpoint) -> list[Path]:
+    """The files of weights that the adapter of a checkpoint is of, where its home keeps them."""
+    folder = checkpoint.info.path.parent.parent / START
+    files = [folder / Path(str(name)).name for name in checkpoint.meta["base"]]
+    if missing := [str(file) for file in files if not file.exists()]:
+        raise CheckpointError(
+            f"{checkpoint.info.path} is an adapter of {missing[0]}, which is gone: put that file "
+            "there, or join the run again, and peers send it."
+        )
+    return files
 
 
 def load_start(of_run: Path) -> Model:

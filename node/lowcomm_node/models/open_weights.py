@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, family_of
@@ -96,14 +97,28 @@ def load_weights(model: Model, files: Sequence[Path]) -> None:
 
     Raises ConfigError.
     """
-    with _opened(model.settings, files) as tensors, torch.no_grad():
-        for ours, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    with torch.no_grad():
+        for name, tensor in read_weights(model.settings, shapes, files):
+            parameters[name].copy_(tensor)
+
+
+def read_weights(
+    settings: ModelSettings, shapes: Mapping[str, Sequence[int]], files: Sequence[Path]
+) -> Iterator[tuple[str, Tensor]]:
+    """Our names and tensors of files, one after the other, as they are stored.
+
+    Raises ConfigError.
+    """
+    with _opened(settings, files) as tensors:
+        for ours, shape in shapes.items():
             name, file = tensors[ours]
-            _check(name, file, parameter.shape)
+            _check(name, file, shape)
             tensor = file.get_tensor(name)
             if not is_finite(tensor):
                 raise ConfigError(f"{name} holds NaN or infinity: choose other weights.")
-            parameter.copy_(tensor)
+            yield ours, tensor
 
 
 @contextmanager

@@ -206,7 +206,7 @@ class Transformer(Model):
             step = block if cache is None else block.forward
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(
-                    step, x, rope, None, mask, use_reentrant=False, preserve_rng_state=False
+                    step, x, rope, None, mask, use_reentrant=False, preserve_rng_state=self.draws
                 )
             else:
                 x = step(x, rope, cache, mask)
@@ -330,6 +330,11 @@ class TransformerFamily(Family):
 
     def blank(self, settings: ModelSettings) -> Transformer:
         return Transformer(cast("TransformerSettings", settings))
+
+    def allocate(self, model: Model, device: torch.device) -> None:
+        model.to_empty(device=device)
+        ours = cast("Transformer", model)
+        ours.rope = rope_table(cast("TransformerSettings", model.settings)).to(device)
 
     def footprint(self, settings: ModelSettings) -> Footprint:
         model = cast("TransformerSettings", settings)

@@ -140,7 +140,7 @@ class TransformersModel(Model):
         # Releases of 5 name it in two ways.
         kind = "activation" if hasattr(causal, "activation_checkpointing_enable") else "gradient"
         switch = getattr(causal, f"{kind}_checkpointing_{'enable' if on else 'disable'}")
-        switch(*([{"use_reentrant": False, "preserve_rng_state": False}] if on else []))
+        switch(*([{"use_reentrant": False, "preserve_rng_state": self.draws}] if on else []))
 
     def new_cache(self) -> KeptText:
         return KeptText(library().DynamicCache(config=self.causal.config))
@@ -231,14 +231,19 @@ class TransformersFamily(Family):
 
     def blank(self, settings: ModelSettings) -> TransformersModel:
         model = checked_model(cast("TransformersSettings", settings))
-        if torch.get_default_device().type == "meta":
-            return model
-        causal: Any = model.causal.to_empty(device=torch.get_default_device())
+        if torch.get_default_device().type != "meta":
+            self.allocate(model, torch.get_default_device())
+        return model
+
+    def allocate(self, model: Model, device: torch.device) -> None:
+        causal: Any = cast("TransformersModel", model).causal.to_empty(device=device)
+        for module in causal.modules():
+            # init_weights leaves it alone: only buffers, such as angles of positions, are computed.
+            module._is_hf_initialized = not list(module.buffers(recurse=False))
         for parameter in causal.parameters():
-            parameter._is_hf_initialized = True  # init_weights leaves it alone
+            parameter._is_hf_initialized = True
         with torch.random.fork_rng(devices=[]):
             causal.init_weights()  # ties what is tied, too
-        return model
 
     def check(self, settings: ModelSettings) -> None:
         checked_model(cast("TransformersSettings", settings))

@@ -18,7 +18,7 @@ import numpy as np
 from lowcomm_node.planner.line import Line
 from lowcomm_node.planner.pace import FRAMING, Pace, contents, pace_on
 from lowcomm_node.system.units import seconds
-from lowcomm_node.trainer.memory import count_parameters, estimate_memory
+from lowcomm_node.trainer.memory import count_trained, estimate_memory
 from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import MOST_VALUES, RunSpec, fragment_count
@@ -122,7 +122,7 @@ class Plan:
 def plan(spec: RunSpec, line: Line, from_file: bool) -> Plan:
     """The costs of a run; ``from_file``: its settings of ``[sync]`` are its creator's choice."""
     optimizer = spec.train.optimizer if from_file else OPTIMIZER
-    parameters = count_parameters(spec.model)
+    parameters = count_trained(spec)
     known = {point.method for point in measured()[1] if point.optimizer == optimizer}
     presets = [with_method(spec, method, optimizer, {}) for method in PRESETS if method in known]
     fitting = [_fit(one, line) for one in presets if not one.sync.realigns_among(line.peers)]
@@ -182,7 +182,7 @@ def choice_of(spec: RunSpec, line: Line) -> Choice:
 def _fit(spec: RunSpec, line: Line) -> RunSpec:
     """A preset at the shortest interval that the line carries and that pays, with the settings that
     were measured nearest to it."""
-    parameters, usual = count_parameters(spec.model), PRESETS[spec.sync.method].sync
+    parameters, usual = count_trained(spec), PRESETS[spec.sync.method].sync
     shortest = usual["interval"]
     shorter = [p for p in _points(spec, line, shortest) if p.interval <= shortest]
     if shorter:
@@ -203,7 +203,7 @@ def _fit(spec: RunSpec, line: Line) -> RunSpec:
 
 
 def _pace(spec: RunSpec, line: Line) -> Pace:
-    sync, values = spec.sync, round(count_parameters(spec.model) / spec.sync.fragments)
+    sync, values = spec.sync, round(count_trained(spec) / spec.sync.fragments)
     near, resent = _nearest(spec, line, sync.interval), 1.0
     if near is not None:
         # The less weights move between two exchanges, the fewer blocks wrap.

@@ -9,7 +9,7 @@ import tomlkit
 from lowcomm_protocol.spec.run import parse_toml
 
 Sections = Mapping[str, Mapping[str, Any]]
-COMPLETE = ("run", "model", "data", "train", "sync")
+COMPLETE = ("run", "model", "data", "adapter", "train", "sync")
 """Sections with all settings; the others have those that are given."""
 RARE = {"description", "creator", "tokens", "members", "begin_tokens", "end_token", "parts"}
 """Settings of these that are left out unless they are given."""
@@ -31,7 +31,7 @@ def write_template(given: Sections, longest: int = 0) -> str:
     document: Any = tomlkit.parse(template.read_text(encoding="utf-8"))
     for title in list(document):
         values = given.get(title, {})
-        if title in COMPLETE:
+        if title in COMPLETE and spec[title] is not None:
             values = {k: v for k, v in spec[title].items() if k not in RARE} | values
         if title == "run" and "tokens" in values:
             del values["steps"]  # they follow

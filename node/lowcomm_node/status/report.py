@@ -270,11 +270,11 @@ def _all_reduced(story: RunStory) -> float:
     """Bytes that a ring of all peers sends of fp32 gradients in as many steps; 0: not known."""
     if story.run is None:
         return 0.0
-    from lowcomm_node.trainer.memory import count_parameters  # loads torch
+    from lowcomm_node.trainer.memory import count_trained  # loads torch
 
     steps = [one.steps for one in story.samples if one.steps is not None] or [0]
     peers = 1 + sum(one.peers for one in story.samples) / max(1, len(story.samples))
-    parameters = count_parameters(story.run.spec.model)
+    parameters = count_trained(story.run.spec)
     return 2 * 4 * parameters * (max(steps) - min(steps)) * (peers - 1) / peers
 
 

@@ -8,6 +8,8 @@ import platformdirs
 
 from lowcomm_node.errors import ConfigError
 
+START = "start"
+
 
 def absolute(path: Path | str) -> Path:
     """Expand ``~`` and make a path absolute. Raises ConfigError if that needs a folder that does
@@ -78,7 +80,7 @@ class Paths:
     amendments = _OfRun("amendments")  # the creator's amendments of a run
     read = _OfRun("read")  # statements of peers on the pieces of packed text that they have read
     tokenizer = _OfRun("tokenizer.json")  # the tokenizer of one run, beside its checkpoints
-    start = _OfRun("start")  # weights to begin with: files from peers, and links to the owner's
+    start = _OfRun(START)  # weights to begin with: files from peers, and links to the owner's
     incoming = _OfRun("incoming")  # state of one run that is being copied from others
     gathered = _OfRun("gathered")  # slow weights of peers of one run, while an export averages them
     snapshots = _OfRun("snapshots")  # state of one run for others to copy, while the node runs

@@ -13,6 +13,7 @@ from lowcomm_node.data import Dataset, open_data, open_tokenizer
 from lowcomm_node.data.packed import PackedHeldOut, PackedTraining, PartFile
 from lowcomm_node.data.tokenizer import check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.models.adapters import footprint_of
 from lowcomm_node.models.base import family_of
 from lowcomm_node.node.ipc import Arena, TrainerEvent
 from lowcomm_node.node.messages import Ready, Tokenizing, TrainerSettings
@@ -67,7 +68,12 @@ def build(
     dataset = open_text(spec, settings, disk_quota, tell)
     run_id = run_id_of(settings.spec.encode())
     course = newest(spec, run_id, [settings.amendments.encode()])
-    replica = Replica(spec, settings.peer_id, dataset, device, run_id=run_id, course=course)
+    files = [Path(file) for file in settings.start]
+    if spec.start.files and not files and spec.adapter:
+        raise ConfigError(
+            "The weights that this run adapts are not here: name them with --weights."
+        )
+    replica = Replica(spec, settings.peer_id, dataset, device, None, run_id, course, files)
     if settings.slow and memory.is_mapped(spec):
         disk_quota.require(memory.slow_bytes(spec), "Slow weights")
         replica.keep_in_files(Path(settings.slow))
@@ -77,16 +83,16 @@ def build(
     if checkpoint is not None:
         state.restore(replica, checkpoint.tensors, checkpoint.meta)
         state.skip_text(replica, newest_usable.diverged)
-    elif spec.start.files:
-        if not settings.start:
+    elif spec.start.files and spec.adapter is None:
+        if not files:
             raise ConfigError(
                 f"No checkpoint in {settings.checkpoints} can be used, and the weights that this "
                 "run begins with are not here: move that folder away and join again, and peers "
                 "send them."
             )
-        replica.begin_with([Path(file) for file in settings.start])
+        replica.begin_with(files)
     replica.duty.share = settings.duty / 100
-    gradient, footprint = replica.gradient, family_of(spec.model).footprint(spec.model)
+    gradient, footprint = replica.gradient, footprint_of(spec)
     gradient.cut = cut
     gradient.may_recompute = choices.recompute is None and footprint.blocks > 0
     if device.type == "cuda" and not replica.optimizer.steps:

@@ -8,16 +8,19 @@ next one is queued, too.
 import math
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.packed import stream_of
-from lowcomm_node.models.base import build_model, computing, family_of, tensor_specs
+from lowcomm_node.models.adapters import adapted
+from lowcomm_node.models.base import build_model, computing, family_of, tensor_specs, trained
 from lowcomm_node.models.documents import check_documents
 from lowcomm_node.system.machine import can_compile, waited
 from lowcomm_node.system.tasks import Readings
@@ -51,8 +54,10 @@ class InnerReplica:
         compiled: bool | None = None,
         run_id: str | None = None,
         course: SpecTimeline | None = None,
+        base: Sequence[Path] = (),
     ) -> None:
-        """``run_id``: of the signed run; None in a simulation. ``course``: its amendments."""
+        """``run_id``: of the signed run; None in a simulation. ``course``: its amendments.
+        ``base``: the files of weights that an adapter is of."""
         self.spec = spec
         self.peer_id = peer_id
         self.dataset = dataset
@@ -61,12 +66,15 @@ class InnerReplica:
         self.course = course or SpecTimeline(spec)
         """The settings of training over swarm steps; all else is ``spec``'s."""
         check_documents(spec, dataset.tokenizer)
-        # Where a run names files with weights, they or a checkpoint set them.
-        blank = family_of(spec.model).blank(spec.model) if spec.start.files else None
-        self.model = (blank or build_model(spec.model, spec.run.seed)).to(device)
+        if spec.adapter is not None:
+            self.model = adapted(spec.model, spec.adapter, spec.run.seed, base, device)
+        elif spec.start.files:  # they or a checkpoint set the weights
+            self.model = family_of(spec.model).blank(spec.model).to(device)
+        else:
+            self.model = build_model(spec.model, spec.run.seed).to(device)
         if spec.train.document_mask:
             self.model.separator = dataset.tokenizer.separator
-        self.weights = dict(self.model.named_parameters())
+        self.weights: dict[str, Tensor] = dict(trained(self.model))
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
         self.optimizer = InnerOptimizer(self.model, spec.train, device)
         self.stream = stream_of(
@@ -113,12 +121,14 @@ class InnerReplica:
     def take_step(self) -> None:
         """The same without waiting for a GPU: ``settle`` gives its outcome."""
         self.duty.begin()
+        if self.model.draws:  # the same values after a restart
+            torch.manual_seed(crc32(f"{self.peer_id}:{self.steps}".encode()))
         batch = self.stream.next_batch()
         if self.device.type == "cuda":  # it copies pinned memory without waiting for earlier steps
             batch = batch[0].pin_memory(), batch[1].pin_memory()
         tokens, targets = (one.to(self.device, non_blocking=True) for one in batch)
         loss = self.gradient.of(tokens, targets)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip)
+        norm = nn.utils.clip_grad_norm_(self.weights.values(), self.spec.train.clip)
         both, now = torch.stack((loss.float(), norm.float())), self.now
         self.readings.wait()
         if self.runs_ahead:

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.models.adapters import footprint_of
 from lowcomm_node.models.base import Footprint, family_of
 from lowcomm_node.models.cross_entropy import chunk_tokens
 from lowcomm_node.system.machine import can_compile, memory_of_machine
@@ -83,7 +84,7 @@ def estimate_memory(
     whether this process compiles kernels that later ones find on the disk.
     """
     cut = cut or Cut(spec.train.batch)
-    model = _with_masks(family_of(spec.model).footprint(spec.model), spec, gpu)
+    model = _with_masks(footprint_of(spec), spec, gpu)
     fragment, context = -(-model.parameters // spec.sync.fragments), spec.model.context
     moments, slow = moments_bytes(spec), 0 if is_mapped(spec) else slow_bytes(spec)
     # Copies of weights and moments for a checkpoint and for joiners, and the slow weights that
@@ -93,7 +94,9 @@ def estimate_memory(
     # An optimizer moves weights when the activations are gone.
     moving = _muon_scratch(model, spec.train, gpu)
     activations = max(0, _activations(spec, model, gpu, states, cut) - moving)
+    frozen = model.packed_bytes + (FLOAT // 2 if gpu else FLOAT) * model.frozen
     training = {
+        "frozen weights": frozen + FLOAT * model.unpacked,
         "weights and gradients": 2 * FLOAT * model.parameters,
         "optimizer": moments + moving,
         f"activations and logits ({cut.windows} x context {context} at once)": activations,
@@ -122,7 +125,7 @@ def keeps_momentum(sync: SyncSettings) -> bool:
 
 def slow_bytes(spec: RunSpec) -> int:
     """Bytes of slow weights and momentum."""
-    return (2 if keeps_momentum(spec.sync) else 1) * FLOAT * count_parameters(spec.model)
+    return (2 if keeps_momentum(spec.sync) else 1) * FLOAT * count_trained(spec)
 
 
 def is_mapped(spec: RunSpec) -> bool:
@@ -141,9 +144,14 @@ def count_parameters(model: ModelSettings) -> int:
     return family_of(model).footprint(model).parameters
 
 
+def count_trained(spec: RunSpec) -> int:
+    """Parameters that a run trains: all of its model, or those of its adapter."""
+    return footprint_of(spec).parameters
+
+
 def moments_bytes(spec: RunSpec) -> int:
     """Bytes of the moments of the inner optimizer."""
-    model, moments = family_of(spec.model).footprint(spec.model), 2
+    model, moments = footprint_of(spec), 2
     of_matrices = 1 if spec.train.optimizer == "muon" else moments
     return FLOAT * (moments * model.others + of_matrices * model.in_matrices)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.models.base import Model
+from lowcomm_node.models.base import Model, trained
 from lowcomm_protocol.spec.sections import TrainSettings
 
 ADAMW_EPSILON = 1e-8
@@ -157,7 +157,7 @@ class InnerOptimizer:
 
     def __init__(self, model: Model, train: TrainSettings, device: torch.device) -> None:
         self._train = train
-        self._weights = dict(model.named_parameters())
+        self._weights = trained(model)
         by_muon = {
             name: weight
             for name, weight in self._weights.items()

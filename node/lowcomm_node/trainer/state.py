@@ -21,6 +21,7 @@ from lowcomm_node.trainer.judging import UsualNorm
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.plan import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import newest
+from lowcomm_protocol.spec.run import RunSpec
 
 Parts = dict[str, dict[str, Tensor]]
 _Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
@@ -82,10 +83,19 @@ def snapshot(replica: Replica, copied: bool = True) -> tuple[Parts, dict[str, An
         "usual": [history.usual.learned for history in replica.history],
         "stream": replica.stream.state(),
         "model": replica.spec.model.model_dump(),
+        **base_of(replica.spec),
         "amendments": replica.course.chain.data.decode(),
         "tokenizer": identify(replica.dataset.tokenizer),
     }
     return parts, meta
+
+
+def base_of(spec: RunSpec) -> dict[str, Any]:
+    """What a checkpoint says of an adapter, and of the files with the weights that it is of."""
+    if spec.adapter is None:
+        return {}
+    files = [file.name for file in spec.start.files]
+    return {"adapter": spec.adapter.model_dump(), "seed": spec.run.seed, "base": files}
 
 
 def require_finite(parts: Parts) -> None:

@@ -37,6 +37,7 @@ ADDED: Mapping[str, Any] = {
     "data.parts": (),
     "data.shuffle_bytes": 32 << 20,
     "start.files": (),
+    "adapter": None,
     "export.bos_token_id": None,
     "export.eos_token_id": (),
     "export.pad_token_id": None,
@@ -52,6 +53,8 @@ ADDED: Mapping[str, Any] = {
 }
 """By ``SECTION.SETTING``: what a document without it means. A new setting needs a line."""
 
+WHOLE = frozenset(("adapter",))
+"""Sections that a document has with all of their settings, or not at all."""
 MAX_OPTIONAL = 32
 
 
@@ -90,6 +93,8 @@ def fill(content: Content, known: frozenset[str], source: str) -> Content:
     """
     optional = content.get("optional")
     ignored = cast("list[object]", optional)[:MAX_OPTIONAL] if isinstance(optional, list) else []
+    absent = WHOLE - content.keys()
+    known = frozenset(path for path in known if path.partition(".")[0] not in absent)
     sections = {path.partition(".")[0] for path in known if "." in path}
     for section in sections:
         if not isinstance(content.get(section, {}), dict):

@@ -34,6 +34,7 @@ from lowcomm_protocol.spec.sections import (
     BUILTIN_TOKENS,
     GENERATION_TOKENS,
     SORTED,
+    AdapterSettings,
     DataSettings,
     ExportSettings,
     ModelSettings,
@@ -79,6 +80,7 @@ class RunSpec(Settings):
     model: SerializeAsAny[ModelSettings] = TransformerSettings()
     data: DataSettings = DataSettings()
     start: StartSettings = StartSettings()
+    adapter: AdapterSettings | None = None
     export: ExportSettings = ExportSettings()
     train: TrainSettings = TrainSettings.model_validate({})
     sync: SyncSettings
@@ -125,6 +127,15 @@ class RunSpec(Settings):
             raise ValueError(
                 f"token {largest} of [data] or [export] is not below model.vocab = "
                 f"{self.model.vocab}: correct it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_has_a_base(self) -> Self:
+        if self.adapter and not self.start.files:
+            raise ValueError(
+                "[adapter] needs the weights that it adapts in [start]: write the run with "
+                "`lowcomm-node init --from DIR --adapter RANK`"
             )
         return self
 
@@ -202,11 +213,11 @@ def run_id_of(document: bytes) -> str:
 def parse_toml(
     text: str,
     source: str = "run specification",
-    parameters: Callable[[ModelSettings], int] | None = None,
+    parameters: Callable[[RunSpec], int] | None = None,
 ) -> RunSpec:
     """Read a specification that a person wrote. Raises SpecError or VersionError.
 
-    ``parameters`` counts those of a model, where ``fragments = "auto"`` may be resolved.
+    ``parameters`` counts those that are trained, where ``fragments = "auto"`` may be resolved.
     """
     try:
         data = tomllib.loads(text)
@@ -228,7 +239,7 @@ def parse_toml(
 
 
 def _with_fragments(
-    data: dict[str, Any], source: str, parameters: Callable[[ModelSettings], int] | None
+    data: dict[str, Any], source: str, parameters: Callable[[RunSpec], int] | None
 ) -> dict[str, Any]:
     """The same with a number in place of ``fragments = "auto"``."""
     sync = data.get("sync")
@@ -242,7 +253,7 @@ def _with_fragments(
     rest = {name: value for name, value in cast("Content", sync).items() if name != "fragments"}
     spec = _validate(data | {"sync": rest}, source)
     try:
-        count = fragment_count(parameters(spec.model), spec.sync.interval, spec.sync.fragments)
+        count = fragment_count(parameters(spec), spec.sync.interval, spec.sync.fragments)
     except SpecError as error:
         raise SpecError(f"{source}: sync: {error}.") from None
     return data | {"sync": rest | {"fragments": count}}
@@ -449,7 +460,7 @@ def _explain(error: ValidationError, model: type[ModelSettings]) -> str:
         return f"{where!r} is missing: add it."
     message = expected_in_words(first)
     if isinstance(first["input"], dict):  # settings that do not work together
-        return f"{where}: {message}."
+        return f"{where}: {message}." if where else f"{message}."
     return f"{where} = {shown(first['input'])}: {message}." if where else f"{message}."
 
 

@@ -50,6 +50,8 @@ MAX_MEMBERS = 256
 MAX_CELLS = 1024
 CELL_SHARE = 0.6
 """Share of a group that the members of a cell fill on average: chance makes some cells larger."""
+MAX_RANK = 1024
+ALL_LINEAR = "all-linear"
 MAX_CHAT_TEMPLATE = 16 * 1024
 """Characters."""
 
@@ -527,6 +529,31 @@ class StartSettings(Settings):
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
+
+
+class AdapterSettings(Settings):
+    """``[adapter]``: train low-rank factors beside the frozen weights of ``[start]``.
+
+    A matrix W becomes W + alpha / rank * B A (LoRA, 2106.09685). A is drawn from the run's seed and
+    stays, so that the mean of B is that of B A (FFA-LoRA, 2403.12313); B begins at zero.
+    """
+
+    rank: Annotated[int, Field(ge=1, le=MAX_RANK)]
+    alpha: Annotated[float, Field(gt=0.0, le=65_536.0, allow_inf_nan=False)] = 32.0
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.0
+    """Share of the values that A does not see in a step."""
+    targets: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,40}$")], ...],
+        SORTED,
+        Field(strict=False, min_length=1, max_length=16),
+    ] = (ALL_LINEAR,)
+    """Names of matrices in transformers, such as ``q_proj``; ``all-linear``: all of the blocks."""
+    train_also: Annotated[
+        tuple[Literal["embeddings", "norms"], ...], SORTED, Field(strict=False)
+    ] = ()
+    """Weights that are trained whole: embeddings and head, or norms."""
+    base: Literal["bf16", "int8", "nf4"] = "bf16"
+    """What all peers hold of the frozen matrices of the blocks; the rest is in bf16."""
 
 
 def count_pieces(size: int) -> int:

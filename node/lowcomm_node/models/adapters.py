@@ -1,0 +1,153 @@
+"""Adapters: low-rank factors beside the frozen weights that a run begins with.
+
+    shell        shapes alone: frozen matrices, factors, and what is trained
+    adapted      the same with the weights of files, A from the run's seed, and B = 0
+
+What is trained has ``requires_grad``: B, and the weights of ``train_also``. All else is in the
+files and the seed, so no checkpoint and no peer sends it. The names are those of LoRA elsewhere.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.models.base import Footprint, Model, family_of, fill_normal, trained
+from lowcomm_node.models.frozen import FORMS, FrozenLinear
+from lowcomm_node.models.open_weights import read_weights
+from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.spec.sections import ALL_LINEAR, AdapterSettings, ModelSettings, read_model
+
+TURNED = "Conv1D"
+"""Class of the library whose matrices lie as ``[inputs, outputs]``."""
+CPU = torch.device("cpu")
+UNPACKED = {"bf16": 1, "int8": 2, "nf4": 4}
+"""fp32 values for each value of a matrix while it is unpacked, by ``adapter.base``."""
+
+
+def shell(settings: ModelSettings, adapter: AdapterSettings) -> Model:
+    """An adapted model on the meta device. Raises ConfigError for a target that does not exist."""
+    family = family_of(settings)
+    with torch.device("meta"):
+        model = family.blank(settings)
+        form = family.huggingface(settings)
+        if form is None:
+            raise ConfigError(f"model.kind = {settings.kind!r}: transformers has no such model.")
+        linear = [
+            name.removesuffix(".weight")
+            for name, one in model.named_parameters()
+            if one.ndim == 2 and name.endswith(".weight") and model.place_of(name).role == "block"
+        ]
+        target_of = {name: form.names[f"{name}.weight"].split(".")[-2] for name in linear}
+        known = sorted(set(target_of.values()))
+        for target in adapter.targets:
+            if target not in (ALL_LINEAR, *known):
+                raise ConfigError(
+                    f"adapter.targets names {target!r}, which this model does not have: choose "
+                    f"from {ALL_LINEAR}, {', '.join(known)}."
+                )
+        model.requires_grad_(False)
+        for name, target in target_of.items():
+            found = model.get_submodule(name)
+            frozen = FrozenLinear(found, FORMS[adapter.base], type(found).__name__ == TURNED)
+            if not {ALL_LINEAR, target}.isdisjoint(adapter.targets):
+                frozen.adapt(adapter.rank, adapter.alpha, adapter.dropout)
+            model.set_submodule(name, frozen)
+        for name, parameter in model.named_parameters():
+            if _trains_whole(model, name, parameter, adapter):
+                parameter.requires_grad_(True)
+    return model
+
+
+def _trains_whole(model: Model, name: str, one: nn.Parameter, adapter: AdapterSettings) -> bool:
+    role = model.place_of(name).role
+    if role in ("embedding", "head"):
+        return "embeddings" in adapter.train_also and one.ndim > 1
+    is_norm = role == "norm" or "norm" in name or ".ln_" in name
+    return is_norm and "norms" in adapter.train_also
+
+
+def adapted(
+    settings: ModelSettings,
+    adapter: AdapterSettings,
+    seed: int,
+    files: Sequence[Path],
+    device: torch.device = CPU,
+) -> Model:
+    """The adapted model of a run, as it begins. Raises ConfigError if files hold another model.
+
+    Frozen weights are in bf16 or less, which a processor keeps in fp32 outside of the blocks.
+    """
+    model, shapes = shell(settings, adapter), _shapes(settings)
+    model.draws = adapter.dropout > 0
+    if device.type != "cpu":
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    family_of(settings).allocate(model, device)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in read_weights(settings, shapes, files):
+            module = model.get_submodule(name.rpartition(".")[0])
+            if isinstance(module, FrozenLinear) and name.endswith(".weight"):
+                module.take(tensor)
+            else:
+                parameters[name].copy_(tensor.to(torch.bfloat16))
+    for name, module in model.named_modules():
+        if isinstance(module, FrozenLinear) and module.lora_A is not None:
+            fill_normal(module.lora_A, module.inputs**-0.5, f"{seed}:{name}.lora_A")
+            nn.init.zeros_(module.get_parameter("lora_B"))
+    return model
+
+
+def _shapes(settings: ModelSettings) -> Mapping[str, Sequence[int]]:
+    with torch.device("meta"):
+        blank = family_of(settings).blank(settings)
+    return {name: parameter.shape for name, parameter in blank.named_parameters()}
+
+
+def merged(model: Model) -> dict[str, Tensor]:
+    """All weights of the unadapted model, with the adapter in them, by our names."""
+    tensors = {
+        name: one.detach() for name, one in model.named_parameters() if not name.endswith(".lora_B")
+    }
+    for name, module in model.named_modules():
+        if isinstance(module, FrozenLinear):
+            tensors[f"{name}.weight"] = module.merged().detach()
+    return tensors
+
+
+def footprint_of(spec: RunSpec) -> Footprint:
+    """Memory of what a run trains, and of what it keeps frozen beside that. Raises ConfigError."""
+    if spec.adapter is None:
+        return family_of(spec.model).footprint(spec.model)
+    return _footprint(spec.model.model_dump_json(), spec.adapter.model_dump_json())
+
+
+@lru_cache(maxsize=8)
+def _footprint(model_json: str, adapter_json: str) -> Footprint:
+    adapter = AdapterSettings.model_validate_json(adapter_json)
+    settings = read_model(json.loads(model_json))
+    model, whole = shell(settings, adapter), family_of(settings).footprint(settings)
+    weights = trained(model)
+    blocks = [one for name, one in weights.items() if model.place_of(name).role == "block"]
+    matrices = Counter((one.shape[0], one.shape[1]) for one in blocks if one.ndim == 2)
+    linear = [module for module in model.modules() if isinstance(module, FrozenLinear)]
+    ranks = adapter.rank * sum(module.lora_B is not None for module in linear)
+    return replace(
+        whole,
+        matrices=matrices,
+        others=sum(one.numel() for one in weights.values()) - sum(map(prod, matrices.elements())),
+        kept=whole.kept + ranks,
+        in_block=whole.in_block + ranks // max(1, whole.blocks),
+        packed_bytes=sum(one.nbytes for module in linear for one in module.buffers()),
+        frozen=sum(one.numel() for one in model.parameters() if not one.requires_grad),
+        unpacked=UNPACKED[adapter.base] * max(one.outputs * one.inputs for one in linear),
+    )
