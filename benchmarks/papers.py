@@ -29,7 +29,7 @@ from published import engine, latency, recipes, relations, timeline
 from published.learning import measure as learn_one
 
 RESULTS = kit.RESULTS / "papers.json"
-PAGES = (kit.ROOT / "docs" / "papers.md", kit.ROOT / "docs" / "methods.md")
+PAGES = (kit.ROOT / "docs" / "measurements.md", kit.ROOT / "docs" / "methods.md")
 BLOCK = re.compile(r"(<!-- measured: (?P<name>[a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 """A table of a page, between its marks."""
 PARTS = ("timeline", "latency", "waiting", "goodput", "learning", "recipes")
@@ -202,7 +202,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "relations": relations.relations,
     "other-systems": others,
 }
-"""By name, those of docs/papers.md and docs/methods.md."""
+"""By name, those of docs/measurements.md and docs/methods.md."""
 REPORTED = TABLES | {"losses": relations.losses, "peaks": relations.peaks}  # what is printed
 
 

@@ -1,5 +1,5 @@
-"""What must hold for the page about papers: its tables are those of the committed results, and the
-claims hold."""
+"""What must hold beside the papers: the tables in docs/ are those of the committed results, and
+the claims hold."""
 
 import json
 from pathlib import Path
