@@ -77,7 +77,7 @@ def init(
         force: Overwrite the file.
     """
     from lowcomm_node.cli import creator
-    from lowcomm_node.cli.data import pin_packs
+    from lowcomm_node.cli.data import licences_of_packs, pin_packs
     from lowcomm_node.data.tokenizer import KEPT
     from lowcomm_node.planner.run_template import write_template
     from lowcomm_protocol.spec.presets import PRESETS
@@ -101,11 +101,14 @@ def init(
         "sync": {"method": method or "lowcomm"},
         "export": words.export.model_dump(exclude_defaults=True) if words else {},
     }
+    licences = creator.licences_of_weights(from_) if from_ is not None else []
     if data:
         given["data"], vocab = pin_packs(data, words.data if words else None)
+        licences += licences_of_packs(data)
         given["model"] = {"vocab": vocab}
     if weights:
         given |= {"model": weights.model.model_dump(), "start": weights.start.model_dump()}
+        given["export"]["base"] = from_.absolute().name[:100] if from_ else None
         tuning = creator.FINE_TUNING if adapter is None else creator.ADAPTING
         if optimizer in (None, tuning["optimizer"]):
             given["train"] = dict(tuning)
@@ -115,6 +118,8 @@ def init(
         given["adapter"] = {"rank": adapter, "alpha": 2.0 * adapter, "base": base or "bf16"}
     elif base is not None:
         raise ConfigError("--base is for --adapter: weights that are trained stay in fp32.")
+    if licences:
+        given["export"]["licences"] = licences
     if tokens is not None:
         given["run"]["tokens"] = read_count(tokens)
         if steps or not given["run"]["tokens"]:

@@ -4,6 +4,7 @@ Commands import this when they run: it loads numpy and the DHT.
 """
 
 import asyncio
+import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +59,8 @@ ASK_EVERY = 1.0
 ASKED = 3
 """Most questions to a server whether it keeps a run: it may just be receiving it."""
 RUN_LIFE = 1800.0
+MAX_CARD = 65_536
+"""Characters of a README."""
 FINE_TUNING: Mapping[str, object] = {
     "optimizer": "adamw",
     "learning_rate": 5e-5,
@@ -228,6 +231,15 @@ def open_weights(folder: Path) -> OpenWeights:
         left_out = ", ".join(read.left_out)
         warnings.append(f"{folder}: left out {left_out}, which transformers does not read")
     return OpenWeights(read.settings, read.longest, start, tuple(warnings))
+
+
+def licences_of_weights(folder: Path) -> list[str]:
+    """The licence in the README of a folder of Hugging Face's, for the card of a model."""
+    with suppress(OSError, UnicodeDecodeError):
+        text = (folder / "README.md").read_text(encoding="utf-8")[:MAX_CARD]
+        if named := re.search(r"\A---\n(?:.*\n)*?license: *([!-~]{1,80})\n", text):
+            return [f"{named[1]} ({folder.absolute().name[:80]})"]
+    return []
 
 
 def parameters_of(spec: RunSpec) -> int:

@@ -197,6 +197,14 @@ def pin_packs(paths: Sequence[Path], pinned: Mapping[str, Any] | None) -> tuple[
     return section, BUILTIN_TOKENS.get(tokenizer.name, tokenizer.vocab)
 
 
+def licences_of_packs(paths: Sequence[Path]) -> list[str]:
+    """The licences that packs name, for the card of a model."""
+    from lowcomm_node.data.pack import find_packs
+
+    found = {clean(one.description.licence): one.path.name for one in find_packs(*paths)}
+    return [f"{licence} ({name})" for licence, name in found.items() if licence]
+
+
 def _tokenizer_of(name: str, chat: bool) -> "tuple[Tokenizer, ChatTemplate | None]":
     """The tokenizer of a pack, with the tokens around documents that its folder names, and its
     chat template. Raises ConfigError."""

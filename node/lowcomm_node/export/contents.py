@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,6 @@ class ExportContents:
     """A model as an export writes it."""
 
     form: HuggingFaceForm
-    tensors: Mapping[str, Tensor]
-    """By the names of the form."""
     settings: ModelSettings
     tokenizer: Tokenizer
     meta: Mapping[str, Any]
@@ -88,6 +87,11 @@ class ExportContents:
     """None where the home has no specification."""
     peers: tuple[str, ...] = ()
     """Peers whose slow weights were averaged with ours."""
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The whole model, by the names of the form; an adapter is in it."""
+        return {self.form.names[name]: one for name, one in merged(self.model).items()}
 
     @property
     def says(self) -> ExportSettings:
@@ -149,7 +153,6 @@ def contents_of(
         )
     return ExportContents(
         form=form,
-        tensors={form.names[name]: one for name, one in merged(model).items()},
         model=model,
         settings=model.settings,
         tokenizer=tokenizer_of(checkpoint, choices.tokenizer),

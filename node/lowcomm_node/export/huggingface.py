@@ -16,6 +16,7 @@ from lowcomm_node.data.tokenizer import FileTokenizer, StoryTokenizer, Tokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.export import Weights
 from lowcomm_node.export.contents import ExportContents
+from lowcomm_node.models.base import family_of
 from lowcomm_node.storage.state_file import write_state
 from lowcomm_node.system.units import clean
 from lowcomm_protocol.spec.sections import BYTES
@@ -77,15 +78,27 @@ def card(contents: ExportContents) -> str:
     return template.read_text(encoding="utf-8").format(
         name=contents.name,
         description=f"{about}\n\n" if about else "",
-        parameters=sum(tensor.numel() for tensor in contents.tensors.values()),
+        parameters=family_of(contents.settings).footprint(contents.settings).parameters,
         context=contents.settings.context,
         run=clean(str(meta.get("run_id", "unknown")))[:64],
         step=step,
         tokens=tokens,
         weights=weights,
         checkpoint=contents.step,
+        origin=_origin(contents),
         specification=f"\n\n## Specification of the run\n\n```json\n{document}\n```" if run else "",
     )
+
+
+def _origin(contents: ExportContents) -> str:
+    """Rows of the card: the weights that the run began with, how it adapted them, and licences."""
+    says, run = contents.says, contents.run
+    adapter = run.spec.adapter if run else None
+    began = f"{says.base or 'open weights'}" if run and run.spec.start.files else ""
+    if adapter and began:
+        began += f", by an adapter of rank {adapter.rank} on {adapter.base}"
+    rows = {"began with": began, "licences": ", ".join(says.licences)}
+    return "".join(f"\n| {name} | {clean(text)} |" for name, text in rows.items() if text)
 
 
 def write_folder(
@@ -129,7 +142,7 @@ def write_adapter(contents: ExportContents, folder: Path, dtype: str) -> None:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": contents.says.base or None,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
         "lora_dropout": adapter.dropout,

@@ -10,6 +10,7 @@ from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.export.contents import contents_of
 from lowcomm_node.export.gguf import write_file
 from lowcomm_node.export.huggingface import write_adapter, write_folder
+from lowcomm_node.models.base import trained
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import kept_run, new_folder
 
@@ -52,11 +53,13 @@ def export_checkpoint(
         store.export(step, folder)
         return ExportResult(Weights.FAST, step)
     contents = contents_of(store, step, kept_run(of_run / "run.json"), choices, gathered)
-    size = sum(tensor.nbytes for tensor in contents.tensors.values())
+    adapter = choices.format is Format.ADAPTER
+    written = trained(contents.model).values() if adapter else contents.tensors.values()
+    size = sum(tensor.nbytes for tensor in written)
     with new_folder(folder, size) as fresh:
         if choices.format is Format.HF:
             write_folder(contents, fresh, choices.dtype)
-        elif choices.format is Format.ADAPTER:
+        elif adapter:
             write_adapter(contents, fresh, choices.dtype)
         else:
             write_file(contents, fresh, choices.dtype)

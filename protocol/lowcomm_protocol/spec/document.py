@@ -43,6 +43,8 @@ ADDED: Mapping[str, Any] = {
     "export.pad_token_id": None,
     "export.positions": 0,
     "export.chat_template": "",
+    "export.base": "",
+    "export.licences": (),
     "export.generation": {},
     "train.schedule": "cosine",
     "train.decay": 0.2,

@@ -338,8 +338,21 @@ class ExportSettings(Settings):
     """Tokens that the model reads at most, where that is more than ``context``."""
     chat_template: Annotated[str, Field(max_length=MAX_CHAT_TEMPLATE)] = ""
     """In Jinja, for conversations; peers do not render it for one another."""
+    base: Annotated[str, Field(max_length=100)] = ""
+    """Name of the weights that the run began with."""
+    licences: Annotated[
+        tuple[Annotated[str, Field(max_length=200)], ...], Field(strict=False, max_length=16)
+    ] = ()
+    """Of these weights and of the texts."""
     generation: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Settings of ``generation_config.json``: numbers, true or false, and lists of tokens."""
+
+    @field_validator("base", "licences")
+    @classmethod
+    def _card_is_plain(cls, told: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not all(text.isprintable() for text in (told if isinstance(told, tuple) else [told])):
+            raise ValueError("must be one line of printable text")
+        return told
 
     @field_validator("generation")
     @classmethod

@@ -118,10 +118,15 @@ def check_exports(one: Driven, folder: Path) -> None:
     one.ask(Save())
     for format_, out in ((Format.HF, "whole"), (Format.ADAPTER, "adapter")):
         export_checkpoint(run, folder / out, ExportChoices(format_, weights=Weights.FAST))
-    whole: Any
-    whole, told = AutoModelForCausalLM.from_pretrained(
+    for out in ("whole", "adapter"):
+        assert (
+            "| open weights, by an adapter of rank 4 on bf16 |"
+            in (folder / out / "README.md").read_text()
+        )
+    opened: Any = AutoModelForCausalLM.from_pretrained(
         folder / "whole", output_loading_info=True, attn_implementation="sdpa"
     )
+    whole, told = opened
     assert not told["missing_keys"] and not told["unexpected_keys"]
     logits = one.replica.model(TOKENS)
     torch.testing.assert_close(whole(TOKENS).logits, logits, atol=1e-4, rtol=1e-5)
