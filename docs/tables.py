@@ -59,6 +59,7 @@ def settings() -> Iterator[str]:
     yield from ("| setting | values | if missing | what it is |", "|---|---|---|---|")
     for section, field in RunSpec.model_fields.items():
         model = type(field.default) if section == "model" else field.annotation  # a family's own
+        model = next(iter(get_args(model)), model)  # of a section that may be missing
         if not (inspect.isclass(model) and issubclass(model, BaseModel)):
             continue
         yield from _rows(section, model, "the method's")

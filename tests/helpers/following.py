@@ -10,7 +10,7 @@ from pathlib import Path
 from helpers.processes import Node, Swarm, command, environment
 
 ROOT = Path(__file__).parents[2]
-BY_HAND = ("cp", "echo", "ln", "mkdir", "python3", "systemctl", "ufw")
+BY_HAND = ("cp", "echo", "ln", "mkdir", "ollama", "python3", "systemctl", "ufw")
 """What a reader does to a machine as its root. Of these lines only the files are looked for."""
 DEADLINE = 150.0
 

@@ -20,6 +20,11 @@ LLAMA: dict[str, Any] = {
     "qk_norm": False,
     "tied": True,
 }
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""For conversations."""
 SENTENCES = (
     "The kettle sings, and the tea is nearly ready.\n",
     "A fox went over the hill to see what was there.\n",
@@ -51,7 +56,7 @@ def write_tokenizer(path: Path) -> Path:
     return path
 
 
-def write_folder(folder: Path, seed: int = 5, **settings: Any) -> Path:
+def write_folder(folder: Path, seed: int = 5, chat_template: str = "", **settings: Any) -> Path:
     """The folder, as transformers writes it."""
     from safetensors.torch import save_file
 
@@ -63,4 +68,7 @@ def write_folder(folder: Path, seed: int = 5, **settings: Any) -> Path:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(form.config))
     write_tokenizer(folder / "tokenizer.json")
+    if chat_template:
+        says = {"chat_template": chat_template, "eos_token": "<|endoftext|>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(says))
     return folder

@@ -1,11 +1,15 @@
 """The guides of docs/ lead from nothing to done: every command is run as it stands there, by an
 operator, a creator and a volunteer of one swarm."""
 
+import json
+from itertools import product
 from pydoc_data.topics import topics
 
 import pytest
 
 from helpers.following import DEADLINE, Reader, lines
+from helpers.open_weights import SENTENCES, TEMPLATE
+from helpers.open_weights import write_folder as write_weights
 from helpers.processes import Swarm, until_exchanged
 
 pytestmark = [
@@ -47,6 +51,34 @@ def test_an_operator_a_creator_and_a_volunteer_get_from_nothing_to_done(swarm: S
         assert node.child.wait(60) == 0, f"{home} has left\n{node.output[-2000:]}"
     for export in ("my-model", "tea"):
         assert (swarm.folder / export / "config.json").exists()
+
+
+def test_friends_fine_tune_open_weights_and_take_them_home(swarm: Swarm) -> None:
+    write_weights(swarm.folder / "llama", chat_template=TEMPLATE)
+    with (swarm.folder / "talks.jsonl").open("w") as file:
+        for number, sentence in product(range(400), SENTENCES):
+            asked = {"role": "user", "content": f"Say line {number}"}
+            said = {"role": "assistant", "content": f"{number}: {sentence}"}
+            file.write(json.dumps({"messages": [asked, said]}) + "\n")
+    reader = Reader(swarm)
+    every = lines("finetune.md", end="")
+    join = next(line for line in every if "--weights llama" in line)
+    reader.follow("operator", [SERVE])
+    before, after = every[1 : every.index(join) + 1], every[every.index(INVITED) + 1 :]
+    reader.follow("creator", before)
+    for friend in ("ada", "bob"):
+        reader.follow(friend, [INVITED])
+    until_exchanged(list(reader.nodes.values()), 1, what="all three train and exchange")
+    reader.follow("ada", after)
+    compared = reader.told['lowcomm-node generate --chat "Who are you?" --compare']
+    assert compared.count("by the ") == 2
+    [adapter, *_] = (swarm.folder / "ada/runs").glob("*/checkpoints/step-*/weights.safetensors")
+    whole = swarm.folder / "llama" / "model.safetensors"
+    assert adapter.stat().st_size < whole.stat().st_size
+    for export, file in (("adapter", "adapter_config.json"), ("hf", "config.json")):
+        assert "adapter of rank 16" in (swarm.folder / f"talks-{export}/README.md").read_text()
+        assert (swarm.folder / f"talks-{export}" / file).exists()
+    assert "FROM ./talks-f32.gguf" in (swarm.folder / "talks-gguf" / "Modelfile").read_text()
 
 
 def test_a_creator_packs_a_folder_and_volunteers_need_no_text(swarm: Swarm) -> None:
