@@ -62,7 +62,8 @@ def settings() -> Iterator[str]:
         model = next(iter(get_args(model)), model)  # of a section that may be missing
         if not (inspect.isclass(model) and issubclass(model, BaseModel)):
             continue
-        yield from _rows(section, model, "the method's")
+        missing = "refused" if field.default is None else "the method's"
+        yield from _rows(section, model, missing)
 
 
 def _rows(section: str, model: type[BaseModel], missing: str) -> Iterator[str]:

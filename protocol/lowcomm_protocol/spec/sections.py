@@ -552,6 +552,7 @@ class AdapterSettings(Settings):
     """
 
     rank: Annotated[int, Field(ge=1, le=MAX_RANK)]
+    """Rows of A and columns of B."""
     alpha: Annotated[float, Field(gt=0.0, le=65_536.0, allow_inf_nan=False)] = 32.0
     dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.0
     """Share of the values that A does not see in a step."""
