@@ -113,6 +113,8 @@ PeerName = Annotated[str, AfterValidator(_check_name)]
 Device = Annotated[str, _matching(r"auto|cpu|cuda(:\d{1,2})?", "auto, cpu, cuda or cuda:N")]
 Checkpointing = Annotated[str, _matching("auto|on|off", "auto, on or off")]
 """Of activations."""
+Moments = Annotated[str, _matching("fp32|bf16|int8", "fp32, bf16 or int8")]
+"""Of the inner optimizer."""
 Addresses = Annotated[tuple[str, ...], AfterValidator(_check_addresses)]
 """Multiaddresses of peers or bootstrap servers, each once."""
 Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
@@ -299,6 +301,12 @@ class NodeSettings(BaseModel):
         "more time: on, off, or auto, where not one window fits otherwise",
         "auto|on|off",
         default="auto",
+    )
+    moments: Moments = _setting(
+        "What the optimizer's moments are kept in: bf16 and int8 take a half and a quarter of the "
+        "memory; checkpoints and peers get fp32",
+        "fp32|bf16|int8",
+        default="fp32",
     )
     max_disk: GiB | None = _setting("Disk space this node may use", "GiB", unset="all of it")
     checkpoint_every: Annotated[int, Field(ge=1)] = _setting(

@@ -57,7 +57,8 @@ def build(
     prepare(device, Paths(home).compiled)
     use(device)
     limits = (settings.max_memory, settings.max_vram)
-    choices = memory.StepChoices(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
+    recompute, moments = RECOMPUTE[settings.activation_checkpointing], settings.moments
+    choices = memory.StepChoices(settings.micro_batch, recompute, moments)
     rehearse(spec.sync)  # first, as what compiling takes counts
     compiled = compiled_here() > 0
     estimate, cut = memory.check_memory(
@@ -73,7 +74,7 @@ def build(
         raise ConfigError(
             "The weights that this run adapts are not here: name them with --weights."
         )
-    replica = Replica(spec, settings.peer_id, dataset, device, None, run_id, course, files)
+    replica = Replica(spec, settings.peer_id, dataset, device, None, run_id, course, files, moments)
     if settings.slow and memory.is_mapped(spec):
         disk_quota.require(memory.slow_bytes(spec), "Slow weights")
         replica.keep_in_files(Path(settings.slow))
@@ -96,7 +97,7 @@ def build(
     gradient.cut = cut
     gradient.may_recompute = choices.recompute is None and footprint.blocks > 0
     if device.type == "cuda" and not replica.optimizer.steps:
-        gradient.reserved_bytes = memory.moments_bytes(spec)
+        gradient.reserved_bytes = memory.moments_bytes(spec, moments)
     arena = _make_arena(replica, settings.exchanges, shared)
     ready = replace(
         ready_of(replica, arena),

@@ -55,9 +55,11 @@ class InnerReplica:
         run_id: str | None = None,
         course: SpecTimeline | None = None,
         base: Sequence[Path] = (),
+        moments: str = "fp32",
     ) -> None:
         """``run_id``: of the signed run; None in a simulation. ``course``: its amendments.
-        ``base``: the files of weights that an adapter is of."""
+        ``base``: the files of weights that an adapter is of. ``moments``: how the optimizer keeps
+        its own."""
         self.spec = spec
         self.peer_id = peer_id
         self.dataset = dataset
@@ -76,7 +78,7 @@ class InnerReplica:
             self.model.separator = dataset.tokenizer.separator
         self.weights: dict[str, Tensor] = dict(trained(self.model))
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
-        self.optimizer = InnerOptimizer(self.model, spec.train, device)
+        self.optimizer = InnerOptimizer(self.model, spec.train, device, moments)
         self.stream = stream_of(
             dataset.train, spec, peer_id, lambda: [part.share for part in self.now.data.parts]
         )

@@ -17,6 +17,7 @@ from lowcomm_node.models.base import Footprint, family_of
 from lowcomm_node.models.cross_entropy import chunk_tokens
 from lowcomm_node.system.machine import can_compile, memory_of_machine
 from lowcomm_node.trainer.micro_batch import Cut, choose
+from lowcomm_node.trainer.moments import BITS, SLICE, VECTORS
 from lowcomm_node.trainer.optimizer import together
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.exchange.kinds import kind_of
@@ -76,23 +77,32 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    spec: RunSpec, gpu: bool, exchanges: int = 4, cut: Cut | None = None, compiled: bool = False
+    spec: RunSpec,
+    gpu: bool,
+    exchanges: int = 4,
+    cut: Cut | None = None,
+    compiled: bool = False,
+    form: str = "fp32",
 ) -> MemoryEstimate:
     """Memory of training with at most ``exchanges`` under way at once.
 
     ``cut``: how a step goes through the model; None for the whole batch at once. ``compiled``:
-    whether this process compiles kernels that later ones find on the disk.
+    whether this process compiles kernels that later ones find on the disk. ``form``: of moments.
     """
     cut = cut or Cut(spec.train.batch)
     model = _with_masks(footprint_of(spec), spec, gpu)
     fragment, context = -(-model.parameters // spec.sync.fragments), spec.model.context
-    moments, slow = moments_bytes(spec), 0 if is_mapped(spec) else slow_bytes(spec)
+    moments, slow = moments_bytes(spec, form), 0 if is_mapped(spec) else slow_bytes(spec)
     # Copies of weights and moments for a checkpoint and for joiners, and the slow weights that
     # merges replace meanwhile; of a GPU's pieces alone where they are many.
-    volatile = FLOAT * model.parameters + moments
-    states = (2 * volatile if gpu or volatile <= COPIED else 0) + slow
+    volatile = volatile_bytes(spec)
+    unpacked = 0 if form == "fp32" else moments_bytes(spec)
+    states = (2 * volatile if gpu or volatile <= COPIED else unpacked) + slow
     # An optimizer moves weights when the activations are gone.
     moving = _muon_scratch(model, spec.train, gpu)
+    if form != "fp32":
+        largest = max(model.others, *(rows * columns for rows, columns in model.matrices), 1)
+        moving += VECTORS * FLOAT * min(SLICE, largest)
     activations = max(0, _activations(spec, model, gpu, states, cut) - moving)
     frozen = model.packed_bytes + (FLOAT // 2 if gpu else FLOAT) * model.frozen
     training = {
@@ -149,11 +159,17 @@ def count_trained(spec: RunSpec) -> int:
     return footprint_of(spec).parameters
 
 
-def moments_bytes(spec: RunSpec) -> int:
-    """Bytes of the moments of the inner optimizer."""
+def volatile_bytes(spec: RunSpec) -> int:
+    """Bytes of weights and moments as they are written."""
+    return FLOAT * count_trained(spec) + moments_bytes(spec)
+
+
+def moments_bytes(spec: RunSpec, form: str = "fp32") -> int:
+    """Bytes of the moments of the inner optimizer, kept in this form."""
     model, moments = footprint_of(spec), 2
     of_matrices = 1 if spec.train.optimizer == "muon" else moments
-    return FLOAT * (moments * model.others + of_matrices * model.in_matrices)
+    values = moments * model.others + of_matrices * model.in_matrices
+    return int(BITS[form] / 8 * values)
 
 
 def _with_masks(model: Footprint, spec: RunSpec, gpu: bool) -> Footprint:
@@ -242,10 +258,11 @@ def _with_gaps(parts: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class StepChoices:
-    """The owner's choices of how steps are cut; None to choose."""
+    """The owner's choices of how steps are cut, None to choose, and of the form of moments."""
 
     micro_batch: int | None = None
     recompute: bool | None = None
+    moments: str = "fp32"
 
 
 def limit_vram(device: torch.device, max_vram: float | None) -> None:
@@ -282,7 +299,9 @@ def check_memory(
         vram = torch.cuda.mem_get_info(device)[0]
         vram = vram if max_vram is None else min(vram, int(max_vram * GIB))
 
-    estimated = partial(estimate_memory, spec, gpu, exchanges, compiled=compiled)
+    estimated = partial(
+        estimate_memory, spec, gpu, exchanges, compiled=compiled, form=choices.moments
+    )
 
     def fits(cut: Cut) -> bool:
         needed = estimated(cut)

@@ -6,7 +6,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch.optim.adamw import adamw
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.models.base import Model, trained
+from lowcomm_node.trainer.moments import Packed, generator_of, slices
 from lowcomm_protocol.spec.sections import TrainSettings
 
 ADAMW_EPSILON = 1e-8
@@ -24,8 +27,13 @@ class AdamW:
 
     MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
-    def __init__(self, weights: Sequence[Tensor], train: TrainSettings):
-        self.state: dict[Tensor, dict[str, Tensor]] = {}
+    def __init__(
+        self, weights: Sequence[Tensor], train: TrainSettings, moments: str = "fp32"
+    ) -> None:
+        """``moments``: how they are kept (moments.py)."""
+        self.state: dict[Tensor, dict[str, Tensor | Packed]] = {}
+        self._form = moments
+        self._numbers = {weight: number for number, weight in enumerate(weights)}
         # Weight decay only on matrices, as is usual for transformers.
         self._groups = (
             ([weight for weight in weights if weight.ndim >= 2], train.weight_decay),
@@ -36,35 +44,71 @@ class AdamW:
         self._betas = train.beta1, train.beta2
 
     @torch.no_grad()
-    def step(self, rate: float, unless: Tensor | None = None) -> None:
+    def step(self, rate: float, unless: Tensor | None = None, swarm_step: int = 0) -> None:
         """Take one step on the gradients that are there; none if ``unless``, a value of the device,
         is true, which only its fused kernel reads."""
-        bad = None if unless is None else unless.float()
         for group, weight_decay in self._groups:
             weights = [weight for weight in group if weight.grad is not None]
-            kept = [self.state.get(weight) or self._new(weight) for weight in weights]
-            adamw(
-                weights,
-                [weight.grad for weight in weights if weight.grad is not None],
-                [moments["exp_avg"] for moments in kept],
-                [moments["exp_avg_sq"] for moments in kept],
-                [],
-                [moments["step"] for moments in kept],
-                fused=True,
-                found_inf=bad,
-                amsgrad=False,
-                beta1=self._betas[0],
-                beta2=self._betas[1],
-                lr=rate * self._share,
-                weight_decay=weight_decay,
-                eps=ADAMW_EPSILON,
-                maximize=False,
-            )
+            move = partial(self._move, rate, weight_decay, unless)
+            if self._form != "fp32":
+                for weight in weights:
+                    self._step_packed(move, weight, unless, swarm_step)
+                continue
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
+            kept: Any = [self.state.get(weight) or self.new(weight) for weight in weights]
+            move(weights, gradients, *([one[key] for one in kept] for key in self.MOMENTS))
 
-    def _new(self, weight: Tensor) -> dict[str, Tensor]:
+    def _step_packed(
+        self, move: Callable[..., None], weight: Tensor, unless: Tensor | None, swarm_step: int
+    ) -> None:
+        kept: Any = self.state.get(weight) or self.new(weight)
+        first, second, before = (kept[key] for key in self.MOMENTS)
+        assert weight.grad is not None
+        values, gradient = weight.view(-1), weight.grad.reshape(-1)
+        for these in slices(weight):
+            moved, squares, steps = first.read(these), second.read(these), before.clone()
+            move([values[these]], [gradient[these]], [moved], [squares], [steps])
+            number = self._numbers[weight]
+            draws = generator_of(weight.device, swarm_step, number, these.start)
+            first.write(these, moved, draws, unless)
+            second.write(these, squares, draws, unless)
+            kept["step"] = steps
+
+    def _move(
+        self,
+        rate: float,
+        weight_decay: float,
+        unless: Tensor | None,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        steps: list[Tensor],
+    ) -> None:
+        adamw(
+            weights,
+            gradients,
+            first,
+            second,
+            [],
+            steps,
+            fused=True,
+            found_inf=None if unless is None else unless.float(),
+            amsgrad=False,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            lr=rate * self._share,
+            weight_decay=weight_decay,
+            eps=ADAMW_EPSILON,
+            maximize=False,
+        )
+
+    def new(self, weight: Tensor) -> dict[str, Tensor | Packed]:
+        """Moments before the first step, which are kept from now on."""
+        packed, form = self._form != "fp32", self._form
         self.state[weight] = {
-            "exp_avg": torch.zeros_like(weight),
-            "exp_avg_sq": torch.zeros_like(weight),
+            "exp_avg": Packed(weight, form) if packed else torch.zeros_like(weight),
+            "exp_avg_sq": Packed(weight, form, True) if packed else torch.zeros_like(weight),
             "step": torch.zeros((), dtype=torch.float32, device=weight.device),
         }
         return self.state[weight]
@@ -88,17 +132,24 @@ class BatchedMuon:
     MOMENTS = ("momentum_buffer",)
 
     def __init__(
-        self, weights: Sequence[Tensor], momentum: float, weight_decay: float, gpu: bool = False
+        self,
+        weights: Sequence[Tensor],
+        momentum: float,
+        weight_decay: float,
+        gpu: bool = False,
+        moments: str = "fp32",
     ) -> None:
-        """``gpu``: whether the arithmetic is that of a GPU, in bf16."""
-        self.state: dict[Tensor, dict[str, Tensor]] = {}
-        self._gpu = gpu
+        """``gpu``: whether the arithmetic is that of a GPU, in bf16; ``moments``: how the momentum
+        is kept (moments.py)."""
+        self.state: dict[Tensor, dict[str, Tensor | Packed]] = {}
+        self._gpu, self._form = gpu, moments
+        self._numbers = {weight: number for number, weight in enumerate(weights)}
         self._weights = weights
         self._momentum = momentum
         self._decay = weight_decay
 
     @torch.no_grad()
-    def step(self, rate: float, unless: Tensor | None = None) -> None:
+    def step(self, rate: float, unless: Tensor | None = None, swarm_step: int = 0) -> None:
         """Take one step on the gradients that are there; none if ``unless``, a value of the device,
         is true."""
         alike: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
@@ -108,20 +159,44 @@ class BatchedMuon:
         for weights in alike.values():
             count = together(weights[0].numel(), self._gpu) or len(weights)
             for start in range(0, len(weights), count):
-                self._step_alike(weights[start : start + count], rate, unless)
+                some = weights[start : start + count]
+                updates = [self._update(weight, unless, swarm_step) for weight in some]
+                self._step_alike(some, updates, rate, unless)
 
-    def _step_alike(self, weights: Sequence[Tensor], rate: float, unless: Tensor | None) -> None:
-        updates: list[Tensor] = []
-        for weight in weights:
-            assert weight.grad is not None
-            if weight not in self.state:
-                self.state[weight] = {"momentum_buffer": torch.zeros_like(weight.grad)}
-            momentum = self.state[weight]["momentum_buffer"]
-            gradient = weight.grad
-            if unless is not None:  # momentum that moves towards itself stays
-                gradient = torch.where(unless, momentum, gradient)
-            momentum.lerp_(gradient, 1 - self._momentum)
-            updates.append(gradient.lerp(momentum, self._momentum))
+    def new(self, weight: Tensor) -> dict[str, Tensor | Packed]:
+        """The momentum before the first step, which is kept from now on."""
+        packed = self._form != "fp32"
+        momentum = Packed(weight, self._form) if packed else torch.zeros_like(weight)
+        self.state[weight] = {"momentum_buffer": momentum}
+        return self.state[weight]
+
+    def _update(self, weight: Tensor, unless: Tensor | None, swarm_step: int) -> Tensor:
+        momentum = (self.state.get(weight) or self.new(weight))["momentum_buffer"]
+        assert weight.grad is not None
+        if isinstance(momentum, Tensor):
+            return self._blended(momentum, weight.grad, unless)
+        gradient, updates = weight.grad.reshape(-1), torch.empty_like(weight)
+        for these in slices(weight):
+            values = momentum.read(these)
+            updates.view(-1)[these] = self._blended(values, gradient[these], unless)
+            number = self._numbers[weight]
+            draws = generator_of(weight.device, swarm_step, number, these.start)
+            momentum.write(these, values, draws, unless)
+        return updates
+
+    def _blended(self, momentum: Tensor, gradient: Tensor, unless: Tensor | None) -> Tensor:
+        if unless is not None:  # momentum that moves towards itself stays
+            gradient = torch.where(unless, momentum, gradient)
+        momentum.lerp_(gradient, 1 - self._momentum)
+        return gradient.lerp(momentum, self._momentum)
+
+    def _step_alike(
+        self,
+        weights: Sequence[Tensor],
+        updates: list[Tensor],
+        rate: float,
+        unless: Tensor | None,
+    ) -> None:
         precision = torch.bfloat16 if self._gpu else torch.float32
         stacked = torch.stack([update.to(precision) for update in updates])
         updates.clear()  # else each would be in memory twice in what follows
@@ -155,7 +230,10 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 class InnerOptimizer:
     """AdamW, or Muon and AdamW, each for its weights."""
 
-    def __init__(self, model: Model, train: TrainSettings, device: torch.device) -> None:
+    def __init__(
+        self, model: Model, train: TrainSettings, device: torch.device, moments: str = "fp32"
+    ) -> None:
+        """``moments``: how they are kept between steps (moments.py)."""
         self._train = train
         self._weights = trained(model)
         by_muon = {
@@ -166,11 +244,12 @@ class InnerOptimizer:
             and model.place_of(name).role == "block"
         }
         others = [weight for name, weight in self._weights.items() if name not in by_muon]
-        self._adamw = AdamW(others, train)
+        self._adamw = AdamW(others, train, moments)
         self._parts: list[AdamW | BatchedMuon] = [self._adamw]
         if by_muon:
             moved, gpu = list(by_muon.values()), device.type == "cuda"
-            self._parts.append(BatchedMuon(moved, train.muon_momentum, train.weight_decay, gpu))
+            settings = train.muon_momentum, train.weight_decay
+            self._parts.append(BatchedMuon(moved, *settings, gpu, moments))
         self._part_of = {name: self._parts[name in by_muon] for name in self._weights}
         self.rate = 0.0
         """Learning rate of the last step."""
@@ -189,7 +268,7 @@ class InnerOptimizer:
         """
         self.rate = learning_rate(train or self._train, swarm_step, steps)
         for part in self._parts:
-            part.step(self.rate, unless)
+            part.step(self.rate, unless, swarm_step)
         for weight in self._weights.values():
             weight.grad = None
 
@@ -199,7 +278,9 @@ class InnerOptimizer:
         Without ``copied`` the next step changes them.
         """
         return {
-            f"{name}.{key}": value.detach().to("cpu", copy=copied)
+            f"{name}.{key}": value.whole()
+            if isinstance(value, Packed)
+            else value.detach().to("cpu", copy=copied)
             for name, weight in self._weights.items()
             for key, value in self._part_of[name].state.get(weight, {}).items()
         }
@@ -211,12 +292,18 @@ class InnerOptimizer:
     @property
     def steps(self) -> int:
         """Steps that the moments are made of, as AdamW counts: 0 before the first."""
-        return max((int(kept["step"]) for kept in self._adamw.state.values()), default=0)
+        kept: Any = self._adamw.state.values()
+        return max((int(one["step"]) for one in kept), default=0)
 
     def moment_vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """First and second moments by weight, not copied; empty before the first step."""
+        """First and second moments by weight, not copied unless they are packed; empty before the
+        first step."""
         states = {name: part.state.get(self._weights[name]) for name, part in self._part_of.items()}
-        kept = {name: list(state.values()) for name, state in states.items() if state}
+        kept = {
+            name: [one.whole() if isinstance(one, Packed) else one for one in state.values()]
+            for name, state in states.items()
+            if state
+        }
         if len(kept) < len(states):
             return {}, {}
         first = {name: moments[0] for name, moments in kept.items()}
@@ -245,7 +332,13 @@ class InnerOptimizer:
                     f"The state holds impossible moments of {name}: it is refused; ask another "
                     "peer."
                 )
-            part.state[weight] = {key: one.to(weight.device) for key, one in moments.items()}
+            kept = part.new(weight)
+            for key, value in moments.items():
+                place = kept[key]
+                if isinstance(place, Packed):
+                    place.take(value)
+                else:
+                    kept[key] = value.to(weight.device)
 
 
 def learning_rate(train: TrainSettings, swarm_step: int, steps: int) -> float:

@@ -83,9 +83,10 @@ class Replica(InnerReplica):
         run_id: str | None = None,
         course: SpecTimeline | None = None,
         base: Sequence[Path] = (),
+        moments: str = "fp32",
     ) -> None:
         """Build it with the weights of the run's seed; arguments are those of InnerReplica."""
-        super().__init__(spec, peer_id, dataset, device, compiled, run_id, course, base)
+        super().__init__(spec, peer_id, dataset, device, compiled, run_id, course, base, moments)
         numels = [fragment.numel for fragment in self.plan.fragments]
         self.schedule = SyncSchedule(spec.sync.interval, [FragmentProgress() for _ in numels])
         self.phi = [self.fast(p) for p in range(len(numels))]

@@ -46,8 +46,7 @@ class _Counters(BaseModel):
 
 def is_copied(replica: Replica) -> bool:
     """Whether weights and moments are copied before they are written. A GPU's always are."""
-    tensors = [*replica.weights.values(), *replica.optimizer.moments(copied=False).values()]
-    return replica.device.type != "cpu" or sum(one.nbytes for one in tensors) <= memory.COPIED
+    return replica.device.type != "cpu" or memory.volatile_bytes(replica.spec) <= memory.COPIED
 
 
 def snapshot(replica: Replica, copied: bool = True) -> tuple[Parts, dict[str, Any]]:
