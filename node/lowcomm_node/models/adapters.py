@@ -28,7 +28,7 @@ from lowcomm_protocol.spec.sections import ALL_LINEAR, AdapterSettings, ModelSet
 TURNED = "Conv1D"
 """Class of the library whose matrices lie as ``[inputs, outputs]``."""
 CPU = torch.device("cpu")
-UNPACKED = {"bf16": 1, "int8": 2, "nf4": 4}
+UNPACKED = {"bf16": 1, "int8": 1.5, "nf4": 1.5}
 """fp32 values for each value of a matrix while it is unpacked, by ``adapter.base``."""
 
 
@@ -140,14 +140,19 @@ def _footprint(model_json: str, adapter_json: str) -> Footprint:
     blocks = [one for name, one in weights.items() if model.place_of(name).role == "block"]
     matrices = Counter((one.shape[0], one.shape[1]) for one in blocks if one.ndim == 2)
     linear = [module for module in model.modules() if isinstance(module, FrozenLinear)]
-    ranks = adapter.rank * sum(module.lora_B is not None for module in linear)
+    low = [one for one in linear if one.lora_B is not None]
+    # A step keeps A x, and where A drops values of x, which those are.
+    kept = adapter.rank * len(low) + (adapter.dropout > 0) * sum(one.inputs for one in low)
+    kept -= whole.kept_for_matrices
+    kept -= 0 if "norms" in adapter.train_also else whole.kept_for_norms
     return replace(
         whole,
         matrices=matrices,
         others=sum(one.numel() for one in weights.values()) - sum(map(prod, matrices.elements())),
-        kept=whole.kept + ranks,
-        in_block=whole.in_block + ranks // max(1, whole.blocks),
+        kept=whole.kept + kept,
+        in_block=whole.in_block + kept // max(1, whole.blocks),
+        passing=whole.passing - whole.passing_for_matrices,
         packed_bytes=sum(one.nbytes for module in linear for one in module.buffers()),
         frozen=sum(one.numel() for one in model.parameters() if not one.requires_grad),
-        unpacked=UNPACKED[adapter.base] * max(one.outputs * one.inputs for one in linear),
+        unpacked=int(UNPACKED[adapter.base] * max(one.outputs * one.inputs for one in linear)),
     )

@@ -78,6 +78,12 @@ class Footprint:
     layers, or one for each."""
     looking: int | None = None
     """At the widest place of a forward pass alone; None for as many as ``passing``."""
+    kept_for_matrices: int = 0
+    """Part of ``kept`` that gradients of the blocks' matrices alone need: their inputs."""
+    kept_for_norms: int = 0
+    """The same of the weights of norms."""
+    passing_for_matrices: int = 0
+    """Part of ``passing`` where these matrices are trained."""
     packed_bytes: int = 0
     """Bytes of frozen matrices and of factors that stay, beside the parameters."""
     frozen: int = 0

@@ -62,9 +62,9 @@ def _pack_nf4(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unpack_nf4(codes: Tensor, scales: Tensor) -> Tensor:
-    pairs = torch.stack((codes >> 4, codes & 15), dim=-1).int()
     levels = torch.tensor(NF4, device=codes.device)
-    return levels[pairs].view(-1, BLOCK) * scales[:, None]
+    pairs = torch.cartesian_prod(levels, levels)
+    return pairs[codes.int()].view(-1, BLOCK).mul_(scales[:, None])
 
 
 FORMS = {

@@ -348,12 +348,17 @@ class TransformerFamily(Family):
         norms = width + layers * 2 * (width + (head if model.qk_norm else 0))
         biases = layers * (queries + 2 * keys) if model.qkv_bias else 0
         layer = 6 * width + 3 * queries + 2 * keys + 4 * inner + heads + 2
+        normed = 2 * width
         if model.qk_norm:
             layer += 2 * (queries + keys) + heads + groups
+            normed += queries + keys
         return Footprint(
             matrices=matrices,
             others=tables + norms + biases,
             kept=layers * layer + 3 * width + 3,
+            kept_for_matrices=layers * (2 * width + queries + inner),
+            kept_for_norms=layers * normed + width,
+            passing_for_matrices=4 * width + 6 * queries + 2 * inner,
             passing=4 * width + 6 * queries + 4 * inner,
             vocab=vocab,
             blocks=layers,

@@ -257,12 +257,19 @@ class TransformersFamily(Family):
         # The library keeps more than ours: norms a copy in float32, rotations and activations
         # their parts. test_families.py counts them.
         layer = 6 * width + 3 * queries + 2 * keys + 4 * inner + 4 * size.heads
-        layer += 2 * (queries + keys) + 3 * width * max(0, norms - 2)
+        more = max(0, norms - 2)
+        in_heads = (queries + keys) * (model.architecture.head_norms != "none")
+        parts = (queries + keys) * (model.architecture.fused and model.architecture.gated)
+        layer += 2 * (in_heads + parts) + 3 * width * more
+        normed = in_heads + (2 + more) * width * model.architecture.gated
         widest = 6 * width + 8 * queries + 5 * inner
         return Footprint(
             matrices=model.architecture.matrices(model.config),
             others=model.architecture.others(model.config, vocab, model.context),
             kept=size.layers * layer + 3 * width + 3,
+            kept_for_matrices=size.layers * (2 * width + queries + inner),
+            kept_for_norms=size.layers * normed + width * model.architecture.gated,
+            passing_for_matrices=6 * width + 8 * queries + 3 * inner,
             # A loss that is not computed in chunks holds all logits three times.
             passing=widest + (0 if model.type in LINEAR_HEADS else 3 * vocab),
             vocab=vocab,

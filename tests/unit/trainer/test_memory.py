@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.families import kept_bytes
+from helpers.families import Alive, kept_bytes, tiny
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.models.base import build_model, family_of
+from lowcomm_node.models.adapters import footprint_of, shell
+from lowcomm_node.models.base import Model, build_model, family_of
 from lowcomm_node.system.machine import (
     GIB,
 )
@@ -21,7 +22,9 @@ from lowcomm_node.trainer.memory import (
     count_parameters,
     estimate_memory,
 )
+from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_node.trainer.optimizer import BatchedMuon, InnerOptimizer
+from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -84,6 +87,68 @@ def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model
     assert kept == pytest.approx(reckoned, rel=0.01)
     parameters = sum(one.numel() for one in real.parameters())
     assert settings.parameters == found.parameters == parameters
+
+
+FILE = {"name": "a.safetensors", "size": 1, "sha256": "0" * 64, "pieces": "0" * 64}
+ADAPTED = [
+    {"width": 256, "heads": 4, "feed_forward": 704, "context": 64, "vocab": 512},
+    {"layers": 3, "width": 512, "heads": 8, "kv_heads": 2, "feed_forward": 1536, "context": 32},
+    {"layers": 8, "heads": 8, "kv_heads": 4, "head_width": 32, "feed_forward": 256, "context": 128},
+]
+
+
+def adapted_spec(model: Any, optimizer: str = "adamw", **adapter: Any) -> RunSpec:
+    content = {"run": {"name": "a"}, "model": model, "adapter": {"rank": 16, **adapter}}
+    content |= {"train": {"optimizer": optimizer, "batch": 4}, "start": {"files": [FILE]}}
+    return RunSpec.model_validate(content | {"sync": {"method": "local"}})
+
+
+def filled(spec: RunSpec) -> Model:
+    """An adapted model with the memory of one of files, and zeros for what they hold."""
+    assert spec.adapter is not None
+    model = shell(spec.model, spec.adapter)
+    family_of(spec.model).allocate(model, CPU)
+    for name, one in [*model.named_buffers(), *model.named_parameters()]:
+        if "lora_A" in name or "embed" in name:
+            torch.nn.init.normal_(one)
+        elif not name.endswith("rope") and "inv_freq" not in name:
+            torch.nn.init.zeros_(one)
+    return model
+
+
+@pytest.mark.parametrize("base", ["bf16", "int8", "nf4"])
+@pytest.mark.parametrize("model", ADAPTED)
+@pytest.mark.parametrize(("optimizer", "form"), [("adamw", "fp32"), ("muon", "int8")])
+def test_an_adapters_estimate_is_within_15_percent_of_the_tensors_of_its_steps(
+    model, base, optimizer, form, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(limits, "EVALUATION_TOKENS", 1)
+    spec = adapted_spec(model, optimizer, base=base)
+    real = filled(spec)
+    own = [*real.parameters(), *real.buffers()]
+    inner = InnerOptimizer(real, spec.train, CPU, form)
+    tokens = torch.zeros(spec.train.batch, spec.model.context, dtype=torch.long)
+    with Alive(real) as alive:
+        for step in range(2):
+            real.loss(tokens, tokens).backward()
+            inner.step(step, 10)
+    taken = alive.most + sum(one.untyped_storage().nbytes() for one in own)
+    parts = estimate_memory(spec, False, cut=Cut(spec.train.batch), form=form).host
+    training = ("frozen weights", "weights and gradients", "optimizer", "activations")
+    estimate = sum(size for name, size in parts.items() if name.startswith(training)) / BETWEEN
+    assert estimate == pytest.approx(taken, rel=0.15)
+
+
+@pytest.mark.parametrize("also", [(), ("norms",), ("embeddings", "norms")])
+@pytest.mark.parametrize("type_", ["llama", "qwen3", "olmo2", "gpt2"])
+def test_what_an_adapted_model_of_transformers_keeps_is_within_15_percent(type_, also):
+    sizes = ARCHITECTURES[type_]
+    config = {sizes.width: 256, sizes.layers: 3, sizes.heads: 4, sizes.inner: 704}
+    model = tiny(type_, **config).model_dump() | {"context": 64, "vocab": 512}
+    spec = adapted_spec(model, train_also=also)
+    found, tokens = footprint_of(spec), torch.zeros(2, 64, dtype=torch.long)
+    kept = kept_bytes(filled(spec), tokens)
+    assert FLOAT * tokens.numel() * (found.kept + found.vocab) == pytest.approx(kept, rel=0.15)
 
 
 def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(
