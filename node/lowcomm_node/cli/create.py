@@ -115,6 +115,8 @@ def init(
     if adapter is not None:
         if weights is None:
             raise ConfigError("--adapter adapts open weights: name their folder with --from DIR.")
+        if method in (None, "lowcomm"):
+            given["sync"] |= creator.ADAPTER_SYNC
         given["adapter"] = {"rank": adapter, "alpha": 2.0 * adapter, "base": base or "bf16"}
     elif base is not None:
         raise ConfigError("--base is for --adapter: weights that are trained stay in fp32.")

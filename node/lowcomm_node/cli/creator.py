@@ -69,6 +69,8 @@ FINE_TUNING: Mapping[str, object] = {
 """``[train]`` of a run that begins with open weights: rates for random ones would spoil them."""
 ADAPTING: Mapping[str, object] = {**FINE_TUNING, "learning_rate": 1e-3, "weight_decay": 0.0}
 """The same where an adapter is trained beside them."""
+ADAPTER_SYNC: Mapping[str, object] = {"interval": 2, "fragments": 2}
+"""``[sync]`` of the same with ``lowcomm``: adapters are small (benchmarks/finetune.py)."""
 Made = TypeVar("Made", Removals, Chain)
 
 
