@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from lowcomm_node.owner.settings import BASIC, SETTINGS, NodeSettings, default_of, flag_of
+from lowcomm_node.planner.fit import GpuFit
 from lowcomm_node.planner.line import read_line, run_of_parameters
 from lowcomm_node.planner.plan import Plan, plan
 from lowcomm_node.planner.words import plan_in_words
@@ -50,6 +51,7 @@ RECORDS: dict[str, type] = {
     "ping": Ping,
     "contribution": Contributed,
     "plan": Plan,
+    "plan --vram": GpuFit,
 }
 """What ``--json`` prints, by its name in docs/json-schema.json."""
 

@@ -10,7 +10,8 @@ import typer
 from lowcomm_node.cli.common import Here, command, option, setting
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.app import run_async
-from lowcomm_node.system.units import read_count
+from lowcomm_node.system.units import read_count, read_size
+from lowcomm_protocol.spec.sections import MAX_RANK
 
 LINE = [
     option("up", str, "What a peer's line sends, such as 20Mbit.", metavar="RATE"),
@@ -226,34 +227,66 @@ def plan(
     here: Here,
     file: Annotated[Path | None, typer.Argument(help="A run.toml.", metavar="[RUN.TOML]")] = None,
     parameters: Parameters = None,
+    adapter: Annotated[int | None, typer.Option(metavar="RANK", min=1, max=MAX_RANK)] = None,
+    base: str | None = None,
+    vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
+    moments: str = "fp32",
     line: Any = None,
 ) -> None:
     """Estimate what each method costs on your connection, and what of all-reduce's gain it keeps.
 
-    A run.toml that was written for a line needs no options.
+    A run.toml that was written for a line needs no options. With --vram: the memory of a GPU.
 
     Example: lowcomm-node plan run.toml --up 20Mbit --step-seconds 2 --peers 8
+
+    Args:
+        adapter: Train low-rank factors of this rank beside frozen weights.
+        base: bf16, int8 or nf4: how peers hold the frozen weights.
+        vram: Memory of a GPU, such as 12GiB: say what it holds, and what to change.
+        moments: With --vram: fp32, bf16 or int8, as for join.
     """
     from lowcomm_node.cli.creator import parameters_of
+    from lowcomm_node.models.frozen import FORMS
+    from lowcomm_node.planner.fit import fit, with_adapter
     from lowcomm_node.planner.line import read_line, run_of_parameters
     from lowcomm_node.planner.plan import plan as plan_methods
-    from lowcomm_node.planner.words import plan_in_words
+    from lowcomm_node.planner.words import fit_in_words, plan_in_words
+    from lowcomm_node.trainer.moments import BITS
     from lowcomm_protocol.spec.run import parse_toml
 
+    if base not in (None, *FORMS) or moments not in BITS:
+        raise ConfigError("--base is bf16, int8 or nf4, and --moments fp32, bf16 or int8.")
+    on = None
     if file is not None and parameters is None:
         text = text_of(file)
         spec = parse_toml(text, str(file), parameters_of)
-        on = read_line(f"{file}: [plan]", line, tomllib.loads(text).get("plan"))
+        if vram is None:
+            on = read_line(f"{file}: [plan]", line, tomllib.loads(text).get("plan"))
     elif parameters is not None and file is None:
-        on = read_line("plan", line)
-        spec = run_of_parameters(parameters, on.peers)
+        on = read_line("plan", line) if vram is None else None
+        spec = run_of_parameters(parameters, on.peers if on else 1)
     else:
         raise ConfigError(
             "plan needs a run.toml (write one with `lowcomm-node init`) or --parameters, and not "
             "both."
         )
+    if adapter is not None or base is not None:
+        spec = with_adapter(spec, adapter, base)
+    if on is None:
+        fitting = fit(spec, _size(vram or ""), moments)
+        here.show(fitting, fit_in_words(fitting))
+        return
     planned = plan_methods(spec, on, from_file=file is not None)
     here.show(planned, plan_in_words(planned))
+
+
+def _size(text: str) -> int:
+    try:
+        if text.isdecimal():  # in GiB, or in bytes?
+            raise ValueError(f"{text} of what? Write {text}GiB")
+        return read_size(text)
+    except ValueError as error:
+        raise ConfigError(f"--vram: {error}.") from None
 
 
 def text_of(file: Path) -> str:

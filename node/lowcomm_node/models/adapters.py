@@ -152,6 +152,7 @@ def _footprint(model_json: str, adapter_json: str) -> Footprint:
         kept=whole.kept + kept,
         in_block=whole.in_block + kept // max(1, whole.blocks),
         passing=whole.passing - whole.passing_for_matrices,
+        looking=whole.passing if whole.looking is None else whole.looking,
         packed_bytes=sum(one.nbytes for module in linear for one in module.buffers()),
         frozen=sum(one.numel() for one in model.parameters() if not one.requires_grad),
         unpacked=int(UNPACKED[adapter.base] * max(one.outputs * one.inputs for one in linear)),

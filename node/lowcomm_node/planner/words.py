@@ -2,6 +2,7 @@
 
 from textwrap import wrap
 
+from lowcomm_node.planner.fit import RANK, GpuFit
 from lowcomm_node.planner.plan import Choice, Plan, measured
 from lowcomm_node.system.units import quantity, seconds, size, write_rate
 from lowcomm_protocol.spec.presets import PRESETS
@@ -71,6 +72,45 @@ def plan_in_words(plan: Plan) -> str:
             f"{point.steps:,} steps"
         )
     return "\n".join(line.rstrip() for line in lines)
+
+
+CHANGES = {
+    "base": 'base = "{}"',
+    "moments": "--moments {}",
+    "context": "context = {}",
+    "rank": "rank = {}",
+    "adapter": f'an adapter of rank {RANK} and base = "{{}}"',
+}
+"""By what is changed to make a run fit."""
+
+
+def fit_in_words(fit: GpuFit) -> str:
+    """The memory of a GPU by part, and what to change where that is too little."""
+    vram = f"{fit.vram_bytes / GIB:.1f} GiB"
+    of_these = "" if fit.trained == fit.parameters else f", {quantity(fit.trained)} of them trained"
+    rows = [part for part in fit.parts.items() if part[1]] + [("sum", fit.gpu_bytes)]
+    if fit.windows is not None:
+        again = ", and blocks are computed again in the backward pass" if fit.recompute else ""
+        said = (
+            f"{vram} hold it: {fit.windows} of the {fit.batch} windows of a step go through the "
+            f"model at once{again}. The machine itself needs {fit.host_bytes / GIB:.1f} GiB."
+        )
+    else:
+        said = f"{vram} do not hold it, even with one window at once and blocks computed again. "
+        changes = [CHANGES[name].format(value) for name, value in fit.changes.items()]
+        more = (
+            f"They hold it with {' and '.join(changes)} ({(fit.changed_bytes or 0) / GIB:.1f} GiB)."
+        )
+        said += more if changes else "Nor does any change that we know of: take a smaller model."
+    lines = [
+        *wrap(f"{quantity(fit.parameters)} parameters{of_these}, on a GPU", 80),
+        "",
+        f"{'memory of the GPU':<70}{'GiB':>10}",
+        *(f"{name:<70}{size / GIB:>10.2f}" for name, size in rows),
+        "",
+        *wrap(said, 80),
+    ]
+    return "\n".join(lines)
 
 
 def interval_in_words(choice: Choice) -> str | None:

@@ -219,7 +219,8 @@ def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int, cut: C
     step = step_values(model, min(cut.windows, spec.train.batch) * context, cut.recompute, gpu)
     tokens = max(context, EVALUATION_TOKENS)
     # On a GPU more is alive: what autocast has cast, and a copy of the weights in bf16.
-    alive = model.passing if gpu or model.looking is None else model.looking
+    alive = model.passing if model.looking is None else model.looking
+    alive = max(alive, model.passing) if gpu else alive
     logits = 2 * (chunk_tokens(tokens, model.vocab, gpu) or tokens) * model.vocab
     value, copies = (ON_GPU, FLOAT // 2 * model.parameters) if gpu else (FLOAT, 0)
     evaluation = value * (tokens * alive + logits) - (0 if gpu else states)

@@ -62,3 +62,23 @@ def test_a_mistake_in_the_line_of_a_run_is_named(section: str, told: str) -> Non
     with pytest.raises(ConfigError, match=r"run.toml: \[plan\]") as error:
         check_line(parse_toml(text), text, "run.toml")
     assert told in str(error.value)
+
+
+def test_plan_says_what_a_gpu_holds_of_parameters_and_of_a_run_file(
+    cli: Cli, tmp_path: Path
+) -> None:
+    options = ("plan", "--parameters", "8B", "--adapter", "16", "--vram")
+    assert 'hold it with base = "nf4"' in cli(*options, "9GiB").out
+    found = cli(*options, "9GiB", "--base", "nf4", "--moments", "int8", "--json").json
+    assert found["windows"] and not found["changes"]
+    file = tmp_path / "run.toml"
+    assert cli("init", str(file), "--parameters", "10M").code == 0
+    assert cli("plan", str(file), "--vram", "8GiB", "--json").json["windows"]
+    start = 'files = [{name = "a.safetensors", size = 1, sha256 = "%s", pieces = "%s"}]'
+    with file.open("a") as written:
+        written.write(f"\n[start]\n{start % ('0' * 64, '0' * 64)}\n[adapter]\nrank = 8\n")
+    found = cli("plan", str(file), "--vram", "8GiB", "--json").json
+    assert found["trained"] < found["parameters"] / 10
+    for wrong, said in (("--vram", "12 of what? Write 12GiB"), ("--base", "bf16, int8 or nf4")):
+        refused = cli("plan", "--parameters", "1B", "--vram", "12GiB", wrong, "12")
+        assert refused.code == 78 and said in refused.err
