@@ -18,7 +18,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.open_weights import settings_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
-STEPS, COUNT = 120, 24
+STEPS, COUNT = 120, 32
 TEXT = "def f(x):\n        return 1\n    " + " text ".join((*ADDED, *SPECIAL)) + " é € 1234 it's"
 MODELS: dict[str, str] = {
     "Llama-2-7b-chat": "gpt2",
@@ -50,11 +50,12 @@ def write_folder(folder: Path, name: str) -> Path:
     return folder
 
 
-def trained(swarm: Swarm, folder: Path) -> Path:
+def trained(swarm: Swarm, folder: Path, *adapter: str) -> Path:
     """The home of one of two nodes that have trained a run to its end."""
     swarm.bootstrap()
     file, text = swarm.folder / "run.toml", write_text(swarm.folder / "text.txt")
-    ran("init", "--from", str(folder), "--method", "noloco", "--steps", str(STEPS), str(file))
+    begins = "--from", str(folder), *adapter
+    ran("init", *begins, "--method", "noloco", "--steps", str(STEPS), str(file))
     spec = tomlkit.parse(file.read_text())
     spec["run"].update({"start_peers": 2})
     spec["data"]["source"] = "local"
@@ -91,15 +92,20 @@ def test_forty_configs_are_read_and_the_others_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.swarm
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "adapter"), [*((name, ()) for name in MODELS), ("SmolLM2-135M", ("--adapter", "16"))]
+)
 def test_a_model_of_the_hub_comes_out_as_it_went_in(
-    name: str, swarm: Swarm, llama_cpp: Callable[[Path, int, str], dict[str, Any]]
+    name: str,
+    adapter: tuple[str, ...],
+    swarm: Swarm,
+    llama_cpp: Callable[[Path, int, str], dict[str, Any]],
 ) -> None:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     folder = write_folder(swarm.folder / "open", name)
-    home, out = trained(swarm, folder), swarm.folder / "out"
+    home, out = trained(swarm, folder, *adapter), swarm.folder / "out"
     ran("checkpoint", "export", str(out), "--weights", "fast", "--home", str(home))
     before, after = (json.loads((one / "config.json").read_text()) for one in (folder, out))
     kept = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
