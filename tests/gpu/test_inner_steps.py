@@ -13,6 +13,7 @@ from lowcomm_node.models.base import build_model
 from lowcomm_node.node.messages import InnerStepTaken
 from lowcomm_node.trainer.inner import read_later
 from lowcomm_node.trainer.micro_batch import Gradient
+from lowcomm_node.trainer.moments import BITS
 from lowcomm_protocol.spec.models import TransformerSettings
 
 MODEL = TransformerSettings(
@@ -20,9 +21,9 @@ MODEL = TransformerSettings(
 )
 
 
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[Driven]:
-    with driven(tmp_path, "a", device="cuda") as (only,):
+@pytest.fixture(params=list(BITS))
+def one(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Driven]:
+    with driven(tmp_path, "a", device="cuda", moments=request.param) as (only,):
         yield only
 
 
