@@ -326,6 +326,8 @@ def _require(
     local = "leave --activation-checkpointing at auto, " if choices.recompute is False else ""
     if (choices.micro_batch or 1) > 1:
         local += "choose a smaller --micro-batch, "
+    if option == "--max-vram" and choices.moments != "int8":
+        local += "choose --moments int8, "
     largest = sorted(parts.items(), key=lambda part: -part[1])[:4]
     takes = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest if size >= GIB / 20)
     raise ConfigError(

@@ -18,6 +18,7 @@ from lowcomm_node.trainer import memory as limits
 from lowcomm_node.trainer.memory import (
     BETWEEN,
     FLOAT,
+    StepChoices,
     check_memory,
     count_parameters,
     estimate_memory,
@@ -182,5 +183,10 @@ def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.Monk
         check_memory(spec, cuda, 64.0)
     card.free = 79 * GIB
     check_memory(spec, cuda, 64.0)
-    with pytest.raises(ConfigError, match=r"0\.9 GiB are allowed here"):
+    with pytest.raises(ConfigError, match=r"0\.9 GiB are allowed here .*: choose --moments int8, "):
         check_memory(spec, cuda, 64.0, max_vram=0.9)
+    needed = estimate_memory(spec, True, cut=Cut(1, True), form="int8").device_bytes
+    choices, allowed = StepChoices(moments="int8"), needed / GIB + 0.001
+    assert check_memory(spec, cuda, 64.0, allowed, choices=choices)[1] == Cut(1, True)
+    with pytest.raises(ConfigError, match="--moments int8"):
+        check_memory(spec, cuda, 64.0, allowed)
