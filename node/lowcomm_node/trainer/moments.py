@@ -98,6 +98,11 @@ class Packed:
         return 255 if self._squares else 127
 
 
+def zeros(weight: Tensor, form: str, squares: bool = False) -> Tensor | Packed:
+    """A moment before the first step."""
+    return torch.zeros_like(weight) if form == "fp32" else Packed(weight, form, squares)
+
+
 def _blocks_of(these: slice) -> slice:
     return slice(these.start // BLOCK, -(-these.stop // BLOCK))
 

@@ -6,8 +6,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.optim.adamw import adamw
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.models.base import Model, trained
-from lowcomm_node.trainer.moments import Packed, generator_of, slices
+from lowcomm_node.trainer.moments import Packed, generator_of, slices, zeros
 from lowcomm_protocol.spec.sections import TrainSettings
 
 ADAMW_EPSILON = 1e-8
@@ -47,68 +46,54 @@ class AdamW:
     def step(self, rate: float, unless: Tensor | None = None, swarm_step: int = 0) -> None:
         """Take one step on the gradients that are there; none if ``unless``, a value of the device,
         is true, which only its fused kernel reads."""
+        bad = None if unless is None else unless.float()
         for group, weight_decay in self._groups:
             weights = [weight for weight in group if weight.grad is not None]
-            move = partial(self._move, rate, weight_decay, unless)
-            if self._form != "fp32":
-                for weight in weights:
-                    self._step_packed(move, weight, unless, swarm_step)
-                continue
-            gradients = [weight.grad for weight in weights if weight.grad is not None]
-            kept: Any = [self.state.get(weight) or self.new(weight) for weight in weights]
-            move(weights, gradients, *([one[key] for one in kept] for key in self.MOMENTS))
+            unpacked = self._unpacked(weights, unless, swarm_step)
+            for some, gradients, first, second, steps in unpacked:
+                adamw(
+                    some,
+                    gradients,
+                    first,
+                    second,
+                    [],
+                    steps,
+                    fused=True,
+                    found_inf=bad,
+                    amsgrad=False,
+                    beta1=self._betas[0],
+                    beta2=self._betas[1],
+                    lr=rate * self._share,
+                    weight_decay=weight_decay,
+                    eps=ADAMW_EPSILON,
+                    maximize=False,
+                )
 
-    def _step_packed(
-        self, move: Callable[..., None], weight: Tensor, unless: Tensor | None, swarm_step: int
-    ) -> None:
-        kept: Any = self.state.get(weight) or self.new(weight)
-        first, second, before = (kept[key] for key in self.MOMENTS)
-        assert weight.grad is not None
-        values, gradient = weight.view(-1), weight.grad.reshape(-1)
-        for these in slices(weight):
-            moved, squares, steps = first.read(these), second.read(these), before.clone()
-            move([values[these]], [gradient[these]], [moved], [squares], [steps])
-            number = self._numbers[weight]
-            draws = generator_of(weight.device, swarm_step, number, these.start)
-            first.write(these, moved, draws, unless)
-            second.write(these, squares, draws, unless)
-            kept["step"] = steps
-
-    def _move(
-        self,
-        rate: float,
-        weight_decay: float,
-        unless: Tensor | None,
-        weights: list[Tensor],
-        gradients: list[Tensor],
-        first: list[Tensor],
-        second: list[Tensor],
-        steps: list[Tensor],
-    ) -> None:
-        adamw(
-            weights,
-            gradients,
-            first,
-            second,
-            [],
-            steps,
-            fused=True,
-            found_inf=None if unless is None else unless.float(),
-            amsgrad=False,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            lr=rate * self._share,
-            weight_decay=weight_decay,
-            eps=ADAMW_EPSILON,
-            maximize=False,
-        )
+    def _unpacked(
+        self, weights: list[Tensor], unless: Tensor | None, swarm_step: int
+    ) -> Iterator[tuple[list[Tensor], ...]]:
+        """Weights, gradients and moments to move together: all, or slices of packed ones, which are
+        packed once they are moved."""
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        kept: Any = [self.state.get(weight) or self.new(weight) for weight in weights]
+        if self._form == "fp32":
+            yield weights, gradients, *([one[key] for one in kept] for key in self.MOMENTS)
+            return
+        for weight, gradient, one in zip(weights, gradients, kept, strict=True):
+            packed, before, number = list(one.values())[:2], one["step"], self._numbers[weight]
+            for these in slices(weight):
+                one["step"], moments = before.clone(), [moment.read(these) for moment in packed]
+                parts = [weight.view(-1)[these], gradient.reshape(-1)[these], *moments]
+                yield *([part] for part in parts), [one["step"]]
+                draws = generator_of(weight.device, swarm_step, number, these.start)
+                for moment, values in zip(packed, moments, strict=True):
+                    moment.write(these, values, draws, unless)
 
     def new(self, weight: Tensor) -> dict[str, Tensor | Packed]:
         """Moments before the first step, which are kept from now on."""
-        packed, form = self._form != "fp32", self._form
         self.state[weight] = {
-            "exp_avg": Packed(weight, form) if packed else torch.zeros_like(weight),
-            "exp_avg_sq": Packed(weight, form, True) if packed else torch.zeros_like(weight),
+            "exp_avg": zeros(weight, self._form),
+            "exp_avg_sq": zeros(weight, self._form, squares=True),
             "step": torch.zeros((), dtype=torch.float32, device=weight.device),
         }
         return self.state[weight]
@@ -165,9 +150,7 @@ class BatchedMuon:
 
     def new(self, weight: Tensor) -> dict[str, Tensor | Packed]:
         """The momentum before the first step, which is kept from now on."""
-        packed = self._form != "fp32"
-        momentum = Packed(weight, self._form) if packed else torch.zeros_like(weight)
-        self.state[weight] = {"momentum_buffer": momentum}
+        self.state[weight] = {"momentum_buffer": zeros(weight, self._form)}
         return self.state[weight]
 
     def _update(self, weight: Tensor, unless: Tensor | None, swarm_step: int) -> Tensor:
