@@ -18,6 +18,7 @@ from lowcomm_node.web.client import ControlClient
 from lowcomm_node.web.server import ControlServer
 
 WRITTEN = "a cup of tea told a story"
+BEFORE = "as it was"
 FAREWELL = "The run is over.\ncontributed: 5 steps"
 
 
@@ -51,10 +52,16 @@ class StandIn:
         return self.now.limits
 
     async def generate(
-        self, prompt: str, tokens: int, temperature: float, seed: int, chat: Sequence[str]
+        self,
+        prompt: str,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        chat: Sequence[str],
+        before: bool,
     ) -> str:
         self.calls.append(("generate", prompt, list(chat)))
-        return WRITTEN
+        return BEFORE if before else WRITTEN
 
     def pause(self, seconds: float | None) -> None:
         self.calls.append(("pause", seconds))

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, ViewportSize
 
 from helpers.browser import PHONE, Visit, visiting
-from helpers.stand_in import WRITTEN, StandIn, link, serving
+from helpers.stand_in import BEFORE, WRITTEN, StandIn, link, serving
 from helpers.statuses import make_exchange, make_peer, make_status
 from lowcomm_node.status.figures import Sample
 from lowcomm_node.status.model import Status
@@ -208,6 +208,24 @@ def test_a_run_with_a_chat_template_is_talked_with(
         both = zip(("You", "Model") * 2, [*talk, WRITTEN], strict=True)
         assert said == [f"{who} {text}" for who, text in both]
         assert visit.text("#written") == visit.page.get_by_label("Message").input_value() == ""
+        assert visit.faults() == [] and visit.overflowing() == []
+
+
+def test_an_adapter_answers_beside_what_it_was_before(
+    node: StandIn, browser: Browser, tmp_path: Path
+) -> None:
+    node.now = training(run=RUN | {"chat": True, "adapts": True})
+    with serving(node, tmp_path), visiting(browser, viewport=SCREEN) as visit:
+        visit.open(link(tmp_path))
+        visit.unfold()
+        visit.page.get_by_label("Beside what it was before").check()
+        for message in ("hi", "and now?"):
+            visit.page.get_by_label("Message").fill(message)
+            visit.page.get_by_role("button", name="Send").click()
+            visit.wait(f"document.getElementById('talk').innerText.includes('You {message}')")
+        said = [entry.inner_text() for entry in visit.page.locator("#talk p").all()]
+        assert said[:3] == ["You hi", f"Before {BEFORE}", f"Model {WRITTEN}"]
+        assert node.calls[-1] == ("generate", "and now?", ["hi", WRITTEN, "and now?"])
         assert visit.faults() == [] and visit.overflowing() == []
 
 

@@ -9,7 +9,8 @@ files and the seed, so no checkpoint and no peer sends it. The names are those o
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -111,6 +112,23 @@ def _shapes(settings: ModelSettings) -> Mapping[str, Sequence[int]]:
     with torch.device("meta"):
         blank = family_of(settings).blank(settings)
     return {name: parameter.shape for name, parameter in blank.named_parameters()}
+
+
+@contextmanager
+def unadapted(model: Model) -> Iterator[None]:
+    """A context in which a model computes as it began. Raises ConfigError if it trains weights that
+    are no factors."""
+    if not all(name.endswith(".lora_B") for name in trained(model)):
+        raise ConfigError("This run trains whole weights: only an adapter can be left aside.")
+    linear = [module for module in model.modules() if isinstance(module, FrozenLinear)]
+    kept = [module.scaling for module in linear]
+    try:
+        for module in linear:
+            module.scaling = 0.0
+        yield
+    finally:
+        for module, scaling in zip(linear, kept, strict=True):
+            module.scaling = scaling
 
 
 def merged(model: Model) -> dict[str, Tensor]:

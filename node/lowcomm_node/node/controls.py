@@ -100,9 +100,16 @@ class Controls:
         return Hours(schedule=None if changed.schedule is None else str(changed.schedule))
 
     async def generate(
-        self, prompt: str, tokens: int, temperature: float, seed: int, chat: Sequence[str]
+        self,
+        prompt: str,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        chat: Sequence[str],
+        before: bool,
     ) -> str:
-        """Sample text from the fast weights, or their answer in a conversation.
+        """Sample text from the fast weights, or their answer in a conversation; ``before``: without
+        the adapter of the run.
 
         Raises TrainerError while there is no model yet.
         """
@@ -113,7 +120,12 @@ class Controls:
                 "status` tells why, and `lowcomm-node status --wait` when it trains."
             )
         request = Generate(
-            prompt=prompt, tokens=tokens, temperature=temperature, seed=seed, chat=tuple(chat)
+            prompt=prompt,
+            tokens=tokens,
+            temperature=temperature,
+            seed=seed,
+            chat=tuple(chat),
+            before=before,
         )
         return (await supervisor.trainer.ask(request)).text
 

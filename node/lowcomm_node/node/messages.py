@@ -227,6 +227,8 @@ class Generate(Request[Generated], name="generate", holds_steps=True):
     seed: int
     chat: tuple[str, ...] = ()
     """Texts of a conversation, the owner's and the model's in turn, in place of the prompt."""
+    before: bool = False
+    """Whether to leave the adapter aside."""
 
 
 class Save(Request[Written], name="save"):

@@ -203,6 +203,7 @@ def _run(state: NodeState) -> RunStatus | None:
         steps=now.steps,
         amendments=_amendments(state),
         chat=bool(run.spec.export.chat_template),
+        adapts=run.spec.adapter is not None and not run.spec.adapter.train_also,
     )
 
 

@@ -90,6 +90,8 @@ class RunStatus:
     """Changes by its creator, oldest first."""
     chat: bool = False
     """Whether it has a chat template."""
+    adapts: bool = False
+    """Whether it trains an adapter alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from typing import Any
 
 from lowcomm_node.data.packed import PackedStream
 from lowcomm_node.errors import Diverged, TrainerError
+from lowcomm_node.models.adapters import unadapted
 from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.models.writing import Writer
 from lowcomm_node.node import messages
@@ -218,7 +219,9 @@ class TrainerLoop:
         writer = Writer(replica.model, replica.dataset.tokenizer, replica.spec.export)
         count = min(MAX_GENERATED, request.tokens)
         asked = request.chat or request.prompt
-        return messages.Generated(text=writer.text(asked, count, request.temperature, request.seed))
+        with unadapted(replica.model) if request.before else nullcontext():
+            text = writer.text(asked, count, request.temperature, request.seed)
+        return messages.Generated(text=text)
 
     def _adopt(self, request: messages.Adopt) -> messages.Ready:
         self._coder.submit(lambda: None).result()  # until nothing works on a capture any more

@@ -147,7 +147,8 @@ STOP = Order(
 )
 GENERATE = Order(
     "generate",
-    "Text by the model as it is now, or in `chat` its answer to texts, yours and its own in turn.",
+    "Text by the model as it is now, or in `chat` its answer to texts, yours and its own in turn; "
+    "`before`: without the adapter of the run.",
     str,
     {
         "prompt": (str, ""),
@@ -155,6 +156,7 @@ GENERATE = Order(
         "temperature": (float, 0.8),
         "seed": (int, 0),
         "chat": (list[str], []),
+        "before": (bool, False),
     },
     timeout=600.0,
 )

@@ -13,7 +13,7 @@ from helpers.families import section, tiny
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.export import ExportChoices, Format, Weights
 from lowcomm_node.export.write import export_checkpoint
-from lowcomm_node.models.adapters import adapted, merged, shell
+from lowcomm_node.models.adapters import adapted, merged, shell, unadapted
 from lowcomm_node.models.base import family_of, trained
 from lowcomm_node.models.frozen import FORMS, FrozenLinear
 from lowcomm_node.node.messages import InnerStepTaken, OuterStepApplied, RequestFailed, Save
@@ -77,6 +77,7 @@ def test_it_trains_exchanges_resumes_to_the_bit_and_is_exported(tmp_path: Path, 
     with trainers(tmp_path, settings, "a", "b") as (one, other):
         assert all(name.endswith(".lora_B") for name in one.replica.weights)
         frozen = _frozen(one)
+        begun = one.replica.model(TOKENS).detach()
         for here in (one, other):
             here.steps(5)
         mine = one.replica.fast(0).clone()
@@ -84,6 +85,8 @@ def test_it_trains_exchanges_resumes_to_the_bit_and_is_exported(tmp_path: Path, 
         for here, number in zip((one, other), finish(one, other), strict=True):
             assert isinstance(here.answer(number), OuterStepApplied)
         assert not torch.equal(mine, one.replica.fast(0)), "the exchange moves weights"
+        with unadapted(one.replica.model), torch.no_grad():
+            assert torch.equal(one.replica.model(TOKENS), begun)
         one.ask(Save())
         one.steps(2)
         with trainers(tmp_path, settings, "a") as (again,):

@@ -62,8 +62,15 @@ class Node(StandIn):
         self.calls.append("resume")
 
     async def generate(
-        self, prompt: str, tokens: int, temperature: float, seed: int, chat: Sequence[str]
+        self,
+        prompt: str,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        chat: Sequence[str],
+        before: bool,
     ) -> str:
+        assert not before
         self.calls.append((prompt, tokens, temperature, seed, *chat))
         return prompt.upper()
 

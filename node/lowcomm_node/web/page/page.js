@@ -162,6 +162,7 @@ function showAsks(isChat) {
   const prompt = $("write").elements.prompt;
   if (isChat && prompt.value === prompt.defaultValue) prompt.value = "";
   prompt.required = Boolean(isChat);
+  $("compares").hidden = !status.run?.adapts;
   text($("asks"), isChat ? "Message" : "Beginning");
   text($("write").querySelector("button"), isChat ? "Send" : "Write");
 }
@@ -366,14 +367,18 @@ $("hours").addEventListener("submit", async (event) => {
     event.target.reset();
 });
 
-// A message or an answer; the conversation that the model reads is a list of their texts.
-function say(who, said) {
+function addToTalk(who, said) {
   const entry = document.createElement("p");
   const name = document.createElement("strong");
   name.textContent = who;
   entry.append(name, ` ${said}`);
   $("talk").append(entry);
   $("talk").hidden = false;
+}
+
+// A message or an answer; the conversation that the model reads is a list of their texts.
+function say(who, said) {
+  addToTalk(who, said);
   talk.push(said);
   while (talk.length > 2 && JSON.stringify(talk).length > MOST_SENT) talk.splice(0, 2);
 }
@@ -388,9 +393,16 @@ $("write").addEventListener("submit", async (event) => {
   const body = { prompt, tokens: Number(told.get("tokens")), seed, chat };
   const found = await ask($("written"), () => call("generate", body));
   if (found === null) return;
-  text($("written"), chat.length ? "" : found);
+  const compared = Boolean(told.get("compare"));
+  const before = compared
+    ? await ask($("written"), () => call("generate", { ...body, before: true }))
+    : null;
+  if (compared && before === null) return;
+  const both = compared ? `${found}\n\nBefore it was trained:\n${before}` : found;
+  text($("written"), chat.length ? "" : both);
   if (!chat.length) return;
   say("You", prompt);
+  if (compared) addToTalk("Before", before);
   say("Model", found);
   $("write").elements.prompt.value = "";
 });
