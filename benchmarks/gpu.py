@@ -23,10 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowcomm_node.data import open_tokenizer
+from lowcomm_node.models import adapters
 from lowcomm_node.models.base import build_model
+from lowcomm_node.planner.fit import RANK, with_adapter
 from lowcomm_node.system.machine import can_compile
+from lowcomm_node.trainer import inner
 from lowcomm_node.trainer.gpu import Copies, merge
 from lowcomm_node.trainer.memory import count_parameters, estimate_memory
+from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_node.trainer.optimizer import BatchedMuon
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange import outer
@@ -66,6 +71,7 @@ class Text:
 
     def __init__(self, vocab: int) -> None:
         self.train = self.held_out = Words(vocab)
+        self.tokenizer = open_tokenizer("bytes")
 
 
 class Clock:
@@ -241,6 +247,54 @@ def copies(device: torch.device, clock: Clock, numel: int) -> dict[str, float]:
     }
 
 
+_1B = {"layers": 16, "width": 2048, "heads": 16, "feed_forward": 5504}
+_8B = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "feed_forward": 14_336}
+FITS: dict[str, tuple[dict[str, int], str, str]] = {
+    "1B": (_1B, "", "fp32"),
+    "1B, moments in int8": (_1B, "", "int8"),
+    "8B, adapter on bf16": (_8B, "bf16", "fp32"),
+    "8B, adapter on nf4": (_8B, "nf4", "fp32"),
+}
+"""Shapes, base of an adapter, and form of moments: what owners of one card ask for."""
+
+
+def drawn(settings: Any, adapter: Any, _seed: int, _files: Any, device: torch.device) -> Any:
+    """An adapted model of random weights: no file has them."""
+    model = adapters.allocated(settings, adapter, device)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.normal_(std=0.02)
+            else:
+                tensor.random_()
+    return model
+
+
+def fits(device: torch.device, clock: Clock, small: bool, steps: int) -> dict[str, Any]:
+    """Peak of memory and tokens a second of large models, one window at a time."""
+    inner.adapted = drawn
+    found: dict[str, Any] = {}
+    for name, (shape, base, moments) in FITS.items():
+        spec = spec_of(SMALL if small else LARGE | shape | {"vocab": 128_000}, 1, "adamw")
+        if base:
+            spec = with_adapter(spec, RANK, base)
+        words: Any = Text(spec.model.vocab)
+        replica = inner.InnerReplica(spec, "me", words, device, moments=moments)
+        seconds = clock.seconds(replica.inner_step, steps)
+        estimate = estimate_memory(spec, True, cut=Cut(1), form=moments).device
+        found[name] = {
+            "parameters": count_parameters(spec.model),
+            "tokens/s": round(spec.tokens_per_step / seconds),
+            "estimated, MiB": sum(estimate[part] for part in estimate if part not in BESIDE) // MIB,
+        }
+        if device.type == "cuda":
+            found[name]["memory, MiB"] = torch.cuda.max_memory_allocated(device) // MIB
+            del replica
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+    return found
+
+
 def main() -> None:
     options = kit.parser(__doc__)
     options.add_argument("--device", default="cuda")
@@ -267,6 +321,7 @@ def main() -> None:
         "training": trained,
         "muon": muon(device, clock, model),
         "copies": copies(device, clock, numel),
+        "fits": fits(device, clock, chosen.small, chosen.steps),
     }
     for part, found in told.items():
         print(f"{part}: {found}")

@@ -82,17 +82,8 @@ def adapted(
     files: Sequence[Path],
     device: torch.device = CPU,
 ) -> Model:
-    """The adapted model of a run, as it begins. Raises ConfigError if files hold another model.
-
-    Frozen weights are in bf16 or less, which a processor keeps in fp32 outside of the blocks.
-    """
-    model, shapes = shell(settings, adapter), _shapes(settings)
-    model.draws = adapter.dropout > 0
-    if device.type != "cpu":
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(torch.bfloat16)
-    family_of(settings).allocate(model, device)
+    """The adapted model of a run, as it begins. Raises ConfigError if files hold another model."""
+    model, shapes = allocated(settings, adapter, device), _shapes(settings)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in read_weights(settings, shapes, files):
@@ -105,6 +96,21 @@ def adapted(
         if isinstance(module, FrozenLinear) and module.lora_A is not None:
             fill_normal(module.lora_A, module.inputs**-0.5, f"{seed}:{name}.lora_A")
             nn.init.zeros_(module.get_parameter("lora_B"))
+    return model
+
+
+def allocated(settings: ModelSettings, adapter: AdapterSettings, device: torch.device) -> Model:
+    """An adapted model whose weights are still to be set.
+
+    Frozen weights are in bf16 or less, which a processor keeps in fp32 outside of the blocks.
+    """
+    model = shell(settings, adapter)
+    model.draws = adapter.dropout > 0
+    if device.type != "cpu":
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    family_of(settings).allocate(model, device)
     return model
 
 
