@@ -217,7 +217,15 @@ def control_body() -> Made:
             )
             return {"max_up": changed.max_up, "max_peers": changed.max_peers}
 
-        async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        async def generate(
+            self,
+            prompt: str,
+            tokens: int,
+            temperature: float,
+            seed: int,
+            chat: list[str],
+            before: bool,
+        ) -> str:
             assert (type(prompt), type(tokens), type(temperature), type(seed)) == (
                 str,
                 int,

@@ -22,7 +22,7 @@ from lowcomm_node.trainer import state
 fuzz.load(instrumented=False)
 MUTANTS = 60
 """Of each seed. No coverage guides them: `fuzz.py` does that."""
-RUNS, SECONDS = 400, 50
+RUNS, SECONDS = 200, 50
 """Of each target in CI: so many inputs, whatever else the processor does, and an end in any case.
 `make fuzz` goes on for longer."""
 SLOWEST = 5

@@ -22,6 +22,7 @@ SETTINGS = TransformerSettings(
     layers=2, width=32, heads=4, kv_heads=2, feed_forward=48, context=64, qk_norm=False, tied=True
 )
 pytestmark = [
+    pytest.mark.soak,  # test_guides.py goes from weights to ollama in CI
     pytest.mark.swarm,
     pytest.mark.timeout(400),
     pytest.mark.usefixtures("unhurried"),

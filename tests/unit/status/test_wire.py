@@ -28,7 +28,7 @@ KEYS: dict[type, str] = {
         silent_peers swarm_peers shards dht_peers addresses entry_points tunnels refusals
         warnings warning_codes
         run run.name run.description run.run_id run.fingerprint run.method run.creator run.steps
-        run.chat run.amendments
+        run.chat run.adapts run.amendments
         run.amendments.number run.amendments.at run.amendments.settings run.amendments.text
         run.amendments.in_force
         swarm swarm.state swarm.seconds swarm.reason swarm.doors swarm.doors.peer_id
