@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from lowcomm_node.data import Dataset
-from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation.swarm import Point, Result, simulate
 from lowcomm_node.trainer.replica import Replica
@@ -17,24 +16,32 @@ def ring_bytes(parameters: int, peers: int, steps: int) -> float:
     return 2 * (peers - 1) / peers * 4 * parameters * steps
 
 
-def single(spec: RunSpec, dataset: Dataset, compiled: bool = False, evaluations: int = 0) -> Result:
+def single(
+    spec: RunSpec,
+    dataset: Dataset,
+    compiled: bool = False,
+    evaluations: int = 0,
+    kind: type[Replica] = Replica,
+) -> Result:
     """One replica that never meets anybody."""
     alone = spec.model_copy(update={"sync": spec.sync.model_copy(update={"group": 1})})
-    return simulate(alone, dataset, 1, compiled=compiled, evaluations=evaluations)
+    return simulate(alone, dataset, 1, None, kind, compiled, evaluations)
 
 
 def allreduce(
-    spec: RunSpec, dataset: Dataset, peers: int, compiled: bool = False, evaluations: int = 0
+    spec: RunSpec,
+    dataset: Dataset,
+    peers: int,
+    compiled: bool = False,
+    evaluations: int = 0,
+    kind: type[Replica] = Replica,
 ) -> Result:
     """``peers`` data-parallel replicas, which stay equal, so one is kept: each step takes the mean
     of all gradients."""
     cpu = torch.device("cpu")
-    replica = Replica(spec, "peer-0", dataset, cpu, compiled)
+    replica = kind(spec, "peer-0", dataset, cpu, compiled)
     train, model = spec.train, spec.model
-    streams = [
-        TrainStream(dataset.train, model.context, train.batch, spec.run.seed, f"peer-{k}")
-        for k in range(peers)
-    ]
+    streams = [kind(spec, f"peer-{k}", dataset, cpu, False).stream for k in range(peers)]
     parameters = sum(weight.numel() for weight in replica.weights.values())
     every, curve = (max(1, spec.run.steps // evaluations) if evaluations else 0), []
     for step in range(1, spec.run.steps + 1):
