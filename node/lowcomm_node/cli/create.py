@@ -189,6 +189,7 @@ def create(
             "the flag."
         )
     spec = creator.name_layout(creator.name_tokenizer(spec, settings.tokenizer))
+    creator.check_adapter(spec)
     path = settings.tokenizer if spec.data.tokenizer == "local" else None
     words = creator.open_tokenizer_file(path) if path else None
     tokens = BUILTIN_TOKENS.get(spec.data.tokenizer) or (words.vocab if words else None)

@@ -173,6 +173,14 @@ def name_layout(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"model": spec.model.model_copy(update=named)})
 
 
+def check_adapter(spec: RunSpec) -> None:
+    """Raise ConfigError if an adapter names targets that its model does not have."""
+    if spec.adapter is not None:
+        from lowcomm_node.models.adapters import shell  # loads torch
+
+        shell(spec.model, spec.adapter)
+
+
 def open_tokenizer_file(path: str) -> FileTokenizer:
     """Open the tokenizer of a file that a run can name by its SHA-256. Raises ConfigError."""
     tokenizer = open_tokenizer(path)

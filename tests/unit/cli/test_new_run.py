@@ -1,6 +1,10 @@
 """``init`` and ``create`` tell which servers keep a run, and what its creator may have overlooked:
 weights of words that never occur, and a text that is read again and again."""
 
+from pathlib import Path
+
+from helpers.command_line import Cli
+from helpers.open_weights import write_folder
 from lowcomm_node.cli.creator import check_used, epochs_in_words, keeping_in_words
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
@@ -38,3 +42,15 @@ def test_tokens_beside_the_size_of_a_text_are_told_as_epochs():
     assert told is not None and "7 epochs of the 1.5 million of builtin:stories" in told
     assert epochs_in_words(run("vocab = 672\ncontext = 128", stories, steps=100)) is None
     assert epochs_in_words(run(data='source = "local"', steps=10**7)) is None
+
+
+def test_a_target_that_the_model_lacks_is_refused_before_the_run_is_published(
+    cli: Cli, tmp_path: Path
+) -> None:
+    weights, file = str(write_folder(tmp_path / "llama")), tmp_path / "run.toml"
+    written = cli("init", "--from", weights, "--adapter", "4", "--base", "nf4", str(file))
+    assert written.code == 0
+    file.write_text(file.read_text().replace('["all-linear"]', '["q_proj", "q_prj"]'))
+    nobody = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWPuJuZLre6ZyfpzXSxhab1UR6TYmDstThLPhqNzNEjpP8"
+    refused = cli("create", str(file), "--peers", nobody)
+    assert refused.code and "'q_prj', which this model does not have" in refused.err
