@@ -35,6 +35,7 @@ BEGINNING = "Once upon a time"
 """Beginning of the sample in a report."""
 CHECKPOINTS = "checkpoints", "checkpoints"
 """Their name in a folder of a run, and in messages."""
+_BEGUN = "the weights that the run began with"
 MOST_SENT = 50_000
 """Bytes of a conversation, without its oldest turns, that a running node is asked about."""
 Stream = Callable[..., Iterable[str]]
@@ -188,7 +189,7 @@ def generate(
             the lines that you type, until an empty one or Ctrl-D.
         chat: Answer messages by the chat template of the run, or by the one beside its tokenizer.
         compare: Write twice with the same seed: by the weights that the run began with, and by the
-            checkpoint.
+            checkpoint, or by a running node that trains an adapter.
         tokens: How many to draw; of an answer at most.
         temperature: 0 takes the likeliest token.
         seed: The same seed gives the same text.
@@ -213,28 +214,38 @@ def generate(
 def _writers(
     here: Here, compare: bool, checkpoint: Path | None, tokenizer: str | None
 ) -> Mapping[str, Stream]:
-    if checkpoint is None and not compare:
-        with suppress(NotRunning), here.node():
-            return {"the running node": partial(_ask_node, here)}
+    if checkpoint is None:
+        with suppress(NotRunning), here.node() as client:
+            node = {"the running node": partial(_ask_node, here)}
+            run = client.status().run if compare else None
+            if run and run.adapts:  # which it can leave aside
+                return {_BEGUN: partial(_ask_node, here, before=True)} | node
+            if not compare:
+                return node
     from lowcomm_node.models.writing import open_writer
 
     saved = checkpoint or newest(here.folder, None, *CHECKPOINTS)
     if not compare:
         return {"a checkpoint": open_writer(saved, tokenizer).stream}
     return {
-        "the weights that the run began with": open_writer(saved, tokenizer, at_start=True).stream,
+        _BEGUN: open_writer(saved, tokenizer, at_start=True).stream,
         "the checkpoint": open_writer(saved, tokenizer).stream,
     }
 
 
 def _ask_node(
-    here: Here, asked: str | list[str], tokens: int, temperature: float, seed: int
+    here: Here,
+    asked: str | list[str],
+    tokens: int,
+    temperature: float,
+    seed: int,
+    before: bool = False,
 ) -> list[str]:
     prompt, chat = (asked, []) if isinstance(asked, str) else ("", asked)
     while len(chat) > 2 and len(json.dumps(chat)) > MOST_SENT:
         chat = chat[2:]
     with here.node() as client:
-        return [client.generate(prompt, tokens, temperature, seed, chat)]
+        return [client.generate(prompt, tokens, temperature, seed, chat, before)]
 
 
 def _messages() -> Iterator[str]:

@@ -166,7 +166,7 @@ class Provenances:
         if kind == _RUN:
             found, signed_for = self._examine_run(value)
         elif kind in (_PEER, _SHARD):
-            bits = stored[1] if kind == _SHARD else 0
+            bits = stored[1] if kind == _SHARD and len(stored) > 1 else 0
             if bits > MAX_BITS or (kind == _SHARD and not bits):
                 raise RecordError(f"A record in a shard of depth {bits} is refused.")
             found, signed_for = self._examine_peer(value, bits, now)

@@ -82,6 +82,7 @@ def test_in_a_run_with_a_list_nobody_else_states_what_was_read() -> None:
 )
 @example(b"R" + b"[" * 100_000, "\ud800")
 @example(b"P", "")
+@example(b"S", "")
 @example(b"L", "\ud800")
 def test_no_bytes_from_another_peer_raise(stored: bytes, subkey: str) -> None:
     for kind in (b"", b"R", b"P", b"L", b"T"):
