@@ -217,21 +217,10 @@ def control_body() -> Made:
             )
             return {"max_up": changed.max_up, "max_peers": changed.max_peers}
 
-        async def generate(
-            self,
-            prompt: str,
-            tokens: int,
-            temperature: float,
-            seed: int,
-            chat: list[str],
-            before: bool,
-        ) -> str:
-            assert (type(prompt), type(tokens), type(temperature), type(seed)) == (
-                str,
-                int,
-                float,
-                int,
-            )
+        async def generate(self, prompt: str, chat: list[str], before: bool, **draw: float) -> str:
+            assert all(type(text) is str for text in (prompt, *chat)) and type(before) is bool
+            kinds = {name: type(value) for name, value in draw.items()}
+            assert kinds == {"tokens": int, "temperature": float, "seed": int}
             return prompt
 
         async def doctor(self, peers: list[str]) -> list[dict[str, Any]]:

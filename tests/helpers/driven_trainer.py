@@ -12,7 +12,7 @@ from helpers.tiny import tiny_settings
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import A, Answer, Request, TrainerEvent, create_file
 from lowcomm_node.node.messages import Part, RequestFailed, Retransmit
-from lowcomm_node.trainer import loop
+from lowcomm_node.trainer import loop, state
 from lowcomm_node.trainer.loop import TrainerLoop
 from lowcomm_node.trainer.replica import Replica
 
@@ -140,6 +140,13 @@ def driven(folder: Path, *peers: str, more: str = "", **settings: Any) -> Iterat
             os.close(one.memory)
         torch.set_num_threads(before)
         loop.LOOK = look
+
+
+def image(one: Driven) -> dict[str, Any]:
+    """All that a replica is, to the bit."""
+    parts, meta = state.snapshot(one.replica)
+    tensors = {f"{part}/{name}": one for part, of in parts.items() for name, one in of.items()}
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()} | meta
 
 
 def begin(one: Driven, other: Driven, fragment: int = 0, realign: bool = False) -> None:

@@ -17,7 +17,7 @@ from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.web.client import ControlClient
 from lowcomm_node.web.server import ControlServer
 
-WRITTEN = "a cup of tea told a story"
+WRITTEN = "a cup of tea"
 BEFORE = "as it was"
 FAREWELL = "The run is over.\ncontributed: 5 steps"
 
@@ -51,15 +51,7 @@ class StandIn:
     def limits(self) -> Limits:
         return self.now.limits
 
-    async def generate(
-        self,
-        prompt: str,
-        tokens: int,
-        temperature: float,
-        seed: int,
-        chat: Sequence[str],
-        before: bool,
-    ) -> str:
+    async def generate(self, prompt: str, chat: Sequence[str], before: bool, **draw: object) -> str:
         self.calls.append(("generate", prompt, list(chat)))
         return BEFORE if before else WRITTEN
 

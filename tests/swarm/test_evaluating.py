@@ -119,8 +119,8 @@ def test_scores_follow_from_the_logits_of_the_exported_model(python: Path, tmp_p
     exact = sum(one["target"] != "else" for one in documents) / DOCUMENTS
     assert 0.5 < exact < 0.8
     wrote = {"task": "written", "metric": "exact_match", "value": exact}
-    told = json.loads(done.stdout)
-    assert told == [expected, wrote | {"stderr": told[1]["stderr"]}]
+    printed = json.loads(done.stdout)
+    assert printed == [expected, wrote | {"stderr": printed[1]["stderr"]}]
 
     few = sum(right[:10]) / 10
     head, row = evaluate("tea", "--limit", "10").stdout.splitlines()

@@ -10,7 +10,7 @@ import typer
 from lowcomm_node.cli.common import Here, command, option, setting
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.app import run_async
-from lowcomm_node.system.units import read_count, read_size
+from lowcomm_node.system.units import clean, read_count, read_size
 from lowcomm_protocol.spec.sections import MAX_RANK
 
 LINE = [
@@ -109,7 +109,7 @@ def init(
         given["model"] = {"vocab": vocab}
     if weights:
         given |= {"model": weights.model.model_dump(), "start": weights.start.model_dump()}
-        given["export"]["base"] = from_.absolute().name[:100] if from_ else None
+        given["export"]["base"] = clean(from_.absolute().name[:100]) if from_ else None
         tuning = creator.FINE_TUNING if adapter is None else creator.ADAPTING
         if optimizer in (None, tuning["optimizer"]):
             given["train"] = dict(tuning)

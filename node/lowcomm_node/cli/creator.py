@@ -34,7 +34,7 @@ from lowcomm_node.swarm.admission import AMENDMENTS_LIFE, REMOVALS_LIFE, newest_
 from lowcomm_node.swarm.find_run import ask_server, open_discovery
 from lowcomm_node.swarm.probes import CONNECT_DEADLINE
 from lowcomm_node.swarm.remembered_peers import RememberedPeer, read_remembered, remember
-from lowcomm_node.system.units import write_size
+from lowcomm_node.system.units import clean, write_size
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import Removals, write_removals
@@ -247,8 +247,8 @@ def licences_of_weights(folder: Path) -> list[str]:
     """The licence in the README of a folder of Hugging Face's, for the card of a model."""
     with suppress(OSError, UnicodeDecodeError):
         text = (folder / "README.md").read_text(encoding="utf-8")[:MAX_CARD]
-        if named := re.search(r"\A---\n(?:.*\n)*?license: *([!-~]{1,80})\n", text):
-            return [f"{named[1]} ({folder.absolute().name[:80]})"]
+        if named := re.search(r"\A---\n(?:(?!---).*\n)*?license: *([!-~]{1,80})\n", text):
+            return [f"{named[1]} ({clean(folder.absolute().name[:80])})"]
     return []
 
 

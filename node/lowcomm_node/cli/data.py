@@ -11,7 +11,7 @@ from lowcomm_node.cli.common import Here, app, command, read_settings, setting_o
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.system.command import unwinding_signals
 from lowcomm_node.system.units import clean, read_size, write_size
-from lowcomm_protocol.spec.sections import DIGEST_BYTES, PIECE_BYTES, SMALLEST_PIECE
+from lowcomm_protocol.spec.sections import DIGEST_BYTES, MAX_LICENCE, PIECE_BYTES, SMALLEST_PIECE
 
 if TYPE_CHECKING:
     from lowcomm_node.data.chat import ChatTemplate
@@ -202,7 +202,7 @@ def licences_of_packs(paths: Sequence[Path]) -> list[str]:
     from lowcomm_node.data.pack import find_packs
 
     found = {clean(one.description.licence): one.path.name for one in find_packs(*paths)}
-    return [f"{licence} ({name})" for licence, name in found.items() if licence]
+    return [f"{licence} ({name})"[:MAX_LICENCE] for licence, name in found.items() if licence]
 
 
 def _tokenizer_of(name: str, chat: bool) -> "tuple[Tokenizer, ChatTemplate | None]":

@@ -64,7 +64,22 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def card(contents: ExportContents) -> str:
+USAGE = {
+    "transformers": (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("FOLDER")'
+    ),
+    "peft": (
+        "from peft import PeftModel\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'weights = AutoModelForCausalLM.from_pretrained("WEIGHTS")\n'
+        'model = PeftModel.from_pretrained(weights, "FOLDER")'
+    ),
+}
+"""How each library opens a folder."""
+
+
+def card(contents: ExportContents, library: str = "transformers") -> str:
     """Markdown that says what the model is, which run it comes from, and how to use it."""
     meta, run, peers = contents.meta, contents.run, len(contents.peers)
     weights = f"{contents.weights.value} weights"
@@ -86,6 +101,8 @@ def card(contents: ExportContents) -> str:
         weights=weights,
         checkpoint=contents.step,
         origin=_origin(contents),
+        library=library,
+        usage=USAGE[library],
         specification=f"\n\n## Specification of the run\n\n```json\n{document}\n```" if run else "",
     )
 
@@ -94,11 +111,12 @@ def _origin(contents: ExportContents) -> str:
     """Rows of the card: the weights that the run began with, how it adapted them, and licences."""
     says, run = contents.says, contents.run
     adapter = run.spec.adapter if run else None
-    began = f"{says.base or 'open weights'}" if run and run.spec.start.files else ""
+    began = (says.base or "open weights") if run and run.spec.start.files else ""
     if adapter and began:
         began += f", by an adapter of rank {adapter.rank} on {adapter.base}"
     rows = {"began with": began, "licences": ", ".join(says.licences)}
-    return "".join(f"\n| {name} | {clean(text)} |" for name, text in rows.items() if text)
+    shown = {name: clean(text).replace("|", "\\|") for name, text in rows.items() if text}
+    return "".join(f"\n| {name} | {text} |" for name, text in shown.items())
 
 
 def write_folder(
@@ -142,7 +160,7 @@ def write_adapter(contents: ExportContents, folder: Path, dtype: str) -> None:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": contents.says.base or None,
+        "base_model_name_or_path": None,  # a name without an owner is another's on the Hub
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
         "lora_dropout": adapter.dropout,
@@ -155,7 +173,7 @@ def write_adapter(contents: ExportContents, folder: Path, dtype: str) -> None:
     kept = {name: one.to(DTYPES[dtype]).contiguous() for name, one in tensors.items()}
     write_state(folder / "adapter_model.safetensors", kept, {"format": "pt"})
     write_tokenizer(contents, folder)
-    (folder / "README.md").write_text(card(contents), encoding="utf-8")
+    (folder / "README.md").write_text(card(contents, "peft"), encoding="utf-8")
 
 
 def write_tokenizer(contents: ExportContents, folder: Path) -> None:

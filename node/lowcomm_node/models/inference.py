@@ -121,7 +121,7 @@ def load_model(checkpoint: Checkpoint) -> Model:
         else:
             model = build_model(settings, seed=0)
         model.load_state_dict(checkpoint.tensors["weights"], strict=False)
-    except (KeyError, ValueError, RuntimeError) as error:
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(
             f"{checkpoint.info.path} does not hold a model of this release: {error}."
         ) from None

@@ -43,7 +43,7 @@ class Writer:
     def text(
         self, asked: str | Sequence[str], tokens: int, temperature: float, seed: int = 0
     ) -> str:
-        """Continue a text by so many ``tokens``, or answer a conversation by as many at most.
+        """Continue a text by ``tokens`` tokens, or answer a conversation in at most as many.
 
         Raises ConfigError.
         """

@@ -114,7 +114,7 @@ Device = Annotated[str, _matching(r"auto|cpu|cuda(:\d{1,2})?", "auto, cpu, cuda 
 Checkpointing = Annotated[str, _matching("auto|on|off", "auto, on or off")]
 """Of activations."""
 Moments = Annotated[str, _matching("fp32|bf16|int8", "fp32, bf16 or int8")]
-"""Of the inner optimizer."""
+"""Forms in which the inner optimizer may keep its moments."""
 Addresses = Annotated[tuple[str, ...], AfterValidator(_check_addresses)]
 """Multiaddresses of peers or bootstrap servers, each once."""
 Endpoint = Annotated[str, AfterValidator(_check_endpoint)]

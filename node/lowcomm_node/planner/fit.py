@@ -29,7 +29,7 @@ class GpuFit:
     """The memory of a GPU that a run takes there."""
 
     parameters: int
-    """Of the model."""
+    """Parameters of the model, frozen ones included."""
     trained: int
     vram_bytes: int
     """Memory of the GPU that may be taken."""

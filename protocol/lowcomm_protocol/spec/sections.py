@@ -52,6 +52,8 @@ CELL_SHARE = 0.6
 """Share of a group that the members of a cell fill on average: chance makes some cells larger."""
 MAX_RANK = 1024
 ALL_LINEAR = "all-linear"
+MAX_LICENCE = 200
+"""Characters."""
 MAX_CHAT_TEMPLATE = 16 * 1024
 """Characters."""
 
@@ -341,18 +343,19 @@ class ExportSettings(Settings):
     base: Annotated[str, Field(max_length=100)] = ""
     """Name of the weights that the run began with."""
     licences: Annotated[
-        tuple[Annotated[str, Field(max_length=200)], ...], Field(strict=False, max_length=16)
+        tuple[Annotated[str, Field(max_length=MAX_LICENCE)], ...],
+        Field(strict=False, max_length=16),
     ] = ()
-    """Of these weights and of the texts."""
+    """Licences of these weights and of the texts."""
     generation: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Settings of ``generation_config.json``: numbers, true or false, and lists of tokens."""
 
     @field_validator("base", "licences")
     @classmethod
-    def _card_is_plain(cls, told: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        if not all(text.isprintable() for text in (told if isinstance(told, tuple) else [told])):
+    def _card_is_plain(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not all(text.isprintable() for text in ([value] if isinstance(value, str) else value)):
             raise ValueError("must be one line of printable text")
-        return told
+        return value
 
     @field_validator("generation")
     @classmethod

@@ -5,7 +5,12 @@ from pathlib import Path
 
 from helpers.command_line import Cli
 from helpers.open_weights import write_folder
-from lowcomm_node.cli.creator import check_used, epochs_in_words, keeping_in_words
+from lowcomm_node.cli.creator import (
+    check_used,
+    epochs_in_words,
+    keeping_in_words,
+    licences_of_weights,
+)
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
@@ -42,6 +47,23 @@ def test_tokens_beside_the_size_of_a_text_are_told_as_epochs():
     assert told is not None and "7 epochs of the 1.5 million of builtin:stories" in told
     assert epochs_in_words(run("vocab = 672\ncontext = 128", stories, steps=100)) is None
     assert epochs_in_words(run(data='source = "local"', steps=10**7)) is None
+
+
+def test_a_run_names_the_weights_and_all_licences_for_its_card(cli: Cli, tmp_path: Path) -> None:
+    folder, pack, file = tmp_path / "llama|2", tmp_path / "tea.pack", tmp_path / "run.toml"
+    write_folder(folder)
+    (folder / "README.md").write_text("---\ntags: [a]\nlicense: apache-2.0\n---\nlicense: none\n")
+    (tmp_path / "tea.txt").write_text("Tea is hot. " * 2000)
+    tokenizer = "--tokenizer", str(folder / "tokenizer.json")
+    text = str(tmp_path / "tea.txt"), str(pack), *tokenizer, "--piece", "16KiB"
+    assert cli("data", "pack", *text, "--licence", "l" * 200).code == 0
+    given = "--from", str(folder), "--adapter", "4", "--data", str(pack)
+    assert cli("init", *given, str(file)).code == 0
+    export = parse_toml(file.read_text()).export
+    assert export.base == "llama|2"
+    assert export.licences == ("apache-2.0 (llama|2)", "l" * 200)
+    (folder / "README.md").write_text("---\ntags: [a]\n---\nlicense: none\n")
+    assert licences_of_weights(folder) == []
 
 
 def test_a_target_that_the_model_lacks_is_refused_before_the_run_is_published(

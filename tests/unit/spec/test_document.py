@@ -18,6 +18,7 @@ from lowcomm_protocol.spec.run import (
     run_id_of,
     sign_run,
 )
+from lowcomm_protocol.spec.sections import AdapterSettings
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FILES = sorted(path for path in GOLDEN.glob("*/*.json") if path.name != "expected.json")
@@ -152,3 +153,21 @@ def test_a_run_of_0_1_that_uses_what_is_gone_is_read_but_neither_trained_nor_cre
         check_trainable(spec)
     with pytest.raises(SpecError, match="only earlier releases"):
         check_new_run(spec)
+
+
+def with_adapter(**settings: Any) -> dict[str, Any]:
+    file = {"name": "a.safetensors", "size": 1, "sha256": "0" * 64, "pieces": "0" * 64}
+    return content_with(start={"files": [file]}, **settings)
+
+
+def test_a_document_has_an_adapter_whole_or_not_at_all():
+    settings = AdapterSettings(rank=4, base="nf4").model_dump(mode="json")
+    whole = encode(with_adapter(adapter=settings)).decode()
+    spec = parse_canonical(whole)
+    assert spec.adapter == AdapterSettings(rank=4, base="nf4")
+    assert spec.canonical().decode() == whole
+    none = parse_canonical(encode(with_adapter()).decode())
+    assert none.adapter is None and b"adapter" not in none.canonical()
+    for hostile in (None, 1, {}, settings | {"rank": 0}, settings | {"more": 1}):
+        with pytest.raises(LowcommError, match="adapter"):
+            parse_canonical(encode(with_adapter(adapter=hostile)).decode())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.adapters import sections, write_base
-from helpers.driven_trainer import Driven, begin, driven, finish
+from helpers.driven_trainer import Driven, begin, driven, finish, image
 from helpers.families import section, tiny
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.export import ExportChoices, Format, Weights
@@ -17,7 +17,6 @@ from lowcomm_node.models.adapters import adapted, merged, shell, unadapted
 from lowcomm_node.models.base import family_of, trained
 from lowcomm_node.models.frozen import FORMS, FrozenLinear
 from lowcomm_node.node.messages import InnerStepTaken, OuterStepApplied, RequestFailed, Save
-from lowcomm_node.trainer import state
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.models import TransformerSettings, TransformersSettings
@@ -62,13 +61,6 @@ def _own(settings: ModelSettings) -> str:
         f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
         for name, value in settings.model_dump(exclude_defaults=True).items()
     )
-
-
-def image(one: Driven) -> dict[str, Any]:
-    """All that a replica is, to the bit."""
-    parts, meta = state.snapshot(one.replica)
-    tensors = {f"{part}/{name}": one for part, of in parts.items() for name, one in of.items()}
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()} | meta
 
 
 @pytest.mark.parametrize("type_", SETTINGS)
@@ -121,6 +113,7 @@ def check_exports(one: Driven, folder: Path) -> None:
     one.ask(Save())
     for format_, out in ((Format.HF, "whole"), (Format.ADAPTER, "adapter")):
         export_checkpoint(run, folder / out, ExportChoices(format_, weights=Weights.FAST))
+    assert "PeftModel.from_pretrained" in (folder / "adapter" / "README.md").read_text()
     for out in ("whole", "adapter"):
         assert (
             "| open weights, by an adapter of rank 4 on bf16 |"
@@ -148,7 +141,8 @@ def check_exports(one: Driven, folder: Path) -> None:
 def test_a_step_keeps_matrices_packed_and_its_gradient_is_that_of_what_they_hold(
     tmp_path: Path, base: str
 ) -> None:
-    adapter = AdapterSettings(rank=4, base=base, train_also=("embeddings", "norms"))  # type: ignore[arg-type]
+    more: Any = {"base": base, "train_also": ("embeddings", "norms")}
+    adapter = AdapterSettings(rank=4, **more)
     model = adapted(OURS, adapter, 0, [write_base(tmp_path, OURS)])
     linear = [module for module in model.modules() if isinstance(module, FrozenLinear)]
     values = sum(one.outputs * one.inputs for one in linear)
@@ -241,5 +235,7 @@ def test_dropout_draws_the_same_after_a_kill(tmp_path: Path) -> None:
         one.steps(2)
         with trainers(tmp_path, OURS, "a", dropout=0.3) as (again,):
             torch.manual_seed(5)
+            with torch.no_grad():
+                assert torch.equal(*(again.replica.model(TOKENS) for _ in range(2)))
             again.steps(2)
             assert image(again) == image(one)

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.driven_trainer import Driven, begin, driven, finish
+from helpers.driven_trainer import Driven, begin, driven, finish, image
 from helpers.families import section, tiny
 from lowcomm_node.export import ExportChoices, Format, Weights
 from lowcomm_node.export.write import export_checkpoint
 from lowcomm_node.models.base import build_model
 from lowcomm_node.node.messages import InnerStepTaken, OuterStepApplied, RequestFailed, Save
-from lowcomm_node.trainer import state
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.run import sign_run
@@ -33,13 +32,6 @@ pytestmark = pytest.mark.slow
 def trainers(folder: Path, settings: ModelSettings, *peers: str, optimizer: str = "muon") -> Any:
     more = SYNC.format(optimizer=optimizer)
     return driven(folder, *peers, more=more, model=section(settings))  # type: ignore[arg-type]
-
-
-def image(one: Driven) -> dict[str, Any]:
-    """All that a replica is, to the bit."""
-    parts, meta = state.snapshot(one.replica)
-    tensors = {f"{part}/{name}": one for part, of in parts.items() for name, one in of.items()}
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()} | meta
 
 
 @pytest.mark.parametrize("type_", ARCHITECTURES)

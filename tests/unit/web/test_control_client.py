@@ -61,17 +61,9 @@ class Node(StandIn):
     def resume(self) -> None:
         self.calls.append("resume")
 
-    async def generate(
-        self,
-        prompt: str,
-        tokens: int,
-        temperature: float,
-        seed: int,
-        chat: Sequence[str],
-        before: bool,
-    ) -> str:
+    async def generate(self, prompt: str, chat: Sequence[str], before: bool, **draw: object) -> str:
         assert not before
-        self.calls.append((prompt, tokens, temperature, seed, *chat))
+        self.calls.append((prompt, *draw.values(), *chat))
         return prompt.upper()
 
 
