@@ -6,6 +6,7 @@ Each piece is the right one, or its sender is not asked again.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -32,7 +33,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec import sections
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
-from lowcomm_protocol.spec.sections import StartSettings, digest_of_pieces
+from lowcomm_protocol.spec.sections import AdapterSettings, StartSettings, digest_of_pieces
 
 STEP = 100_000
 SIZE = 10 * STEP - 7
@@ -319,6 +320,19 @@ async def test_weights_come_from_the_owner_else_from_the_home_else_from_peers(
     assert not original.exists(), "what a peer sends never lands in the owner's folder"
     await provider(home, run, fetched).provide()
     assert len(fetched) == 1
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)])
+async def test_beside_a_checkpoint_only_an_adapter_needs_its_weights(
+    original: Path, tmp_path: Path, adapter: AdapterSettings | None
+) -> None:
+    run, home = run_of(original), tmp_path / "home"
+    run = replace(run, spec=run.spec.model_copy(update={"adapter": adapter}))
+    (NodeSettings(home=home).paths.checkpoints(run.fingerprint) / "step-1").mkdir(parents=True)
+    one = provider(home, run, [], original.parent)
+    _, weights, _ = await one.provide()
+    assert weights == ((str(original),) if adapter else ())
+    await one.close()
 
 
 async def test_a_part_that_is_here_is_no_reason_to_refuse_the_rest(

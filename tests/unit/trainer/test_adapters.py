@@ -15,7 +15,7 @@ from lowcomm_node.export import ExportChoices, Format, Weights
 from lowcomm_node.export.write import export_checkpoint
 from lowcomm_node.models.adapters import adapted, merged, shell, unadapted
 from lowcomm_node.models.base import family_of, trained
-from lowcomm_node.models.frozen import FORMS, FrozenLinear
+from lowcomm_node.models.frozen import BLOCK, FORMS, FrozenLinear
 from lowcomm_node.node.messages import InnerStepTaken, OuterStepApplied, RequestFailed, Save
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
@@ -177,6 +177,8 @@ def test_what_is_packed_is_near(tmp_path: Path) -> None:
     for name, form in FORMS.items():
         back = form.unpack(*form.pack(values)).view(64, 128).float()
         errors[name] = float((back - values).norm() / values.norm())
+        largest = [one.abs().view(-1, BLOCK).amax(1) for one in (back, values)]
+        torch.testing.assert_close(*largest, rtol=4e-3 if name == "bf16" else 1e-6, atol=0)
         zeros = form.unpack(*form.pack(torch.zeros(3, 5))).flatten()[:15]
         assert torch.equal(zeros.float(), torch.zeros(15))
     assert errors["bf16"] < 0.002 < errors["int8"] < 0.01 < errors["nf4"] < 0.1
