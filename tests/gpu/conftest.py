@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowcomm_node.trainer.inner import choose_device
+from lowcomm_node.models.devices import choose_device
 
 HERE = Path(__file__).parent
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lowcomm_node.errors import ConfigError, NodeError
+from lowcomm_node.models.devices import choose_device
 from lowcomm_node.system.command import load_optional
 
 BATCH = 4
@@ -73,13 +72,12 @@ def _opened(folder: Path) -> dict[str, Any]:
     library = load_optional("transformers", "`eval`", "eval")
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     model = library.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **local)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = library.AutoTokenizer.from_pretrained(folder, **local)
     ends = model.config.eos_token_id
     end = ends[0] if isinstance(ends, list) else ends
     if tokenizer.eos_token is None and end is not None:  # such as that of bytes
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
-    return {"pretrained": model.to(device).eval(), "tokenizer": tokenizer}
+    return {"pretrained": model.to(choose_device("auto")).eval(), "tokenizer": tokenizer}
 
 
 def _scores(task: str, figures: dict[str, Any]) -> list[Score]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models import FAMILIES
 from lowcomm_node.models.cross_entropy import mean_loss
+from lowcomm_node.models.devices import computes_bf16
 from lowcomm_protocol.plan import Role, TensorSpec
 from lowcomm_protocol.spec.sections import ModelSettings
 
@@ -29,8 +30,14 @@ def fill_normal(parameter: Tensor, std: float, stream: str) -> None:
 
 
 def computing(device: torch.device) -> torch.autocast:
-    """A context in which products of matrices are bf16 on a GPU; a processor computes in fp32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    """A context in which products of matrices are bf16 on a GPU that can; a processor computes in
+    fp32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=in_bf16(device))
+
+
+def in_bf16(device: torch.device) -> bool:
+    """Whether training multiplies matrices in bf16 on a device."""
+    return device.type != "cpu" and computes_bf16(device)
 
 
 def as_computed(x: torch.Tensor) -> torch.Tensor:

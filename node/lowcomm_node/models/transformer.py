@@ -200,7 +200,7 @@ class Transformer(Model):
         rope, mask = self.rope[:, start:end], None
         if self.separator is not None and cache is None:
             starts = document_starts(tokens, self.separator)
-            mask = document_mask(starts, x.dtype, self.compiled and x.is_cuda)
+            mask = document_mask(starts, x.dtype, self.compiled and x.device.type != "cpu")
         for block in self.blocks:
             # Compiled blocks are for training: a text that grows would be compiled at each length.
             step = block if cache is None else block.forward

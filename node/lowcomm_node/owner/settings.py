@@ -110,7 +110,8 @@ Run = Annotated[
 """``NAME`` or ``NAME@FINGERPRINT``."""
 Invite = Annotated[SecretStr, AfterValidator(_check_invite)]
 PeerName = Annotated[str, AfterValidator(_check_name)]
-Device = Annotated[str, _matching(r"auto|cpu|cuda(:\d{1,2})?", "auto, cpu, cuda or cuda:N")]
+DEVICES = "auto, cpu, mps, cuda, cuda:N, xpu or xpu:N"
+Device = Annotated[str, _matching(r"auto|cpu|mps|(cuda|xpu)(:\d{1,2})?", DEVICES)]
 Checkpointing = Annotated[str, _matching("auto|on|off", "auto, on or off")]
 """Of activations."""
 Moments = Annotated[str, _matching("fp32|bf16|int8", "fp32, bf16 or int8")]
@@ -274,7 +275,7 @@ class NodeSettings(BaseModel):
         unset="nowhere",
     )
 
-    device: Device = _setting("auto, cpu, cuda or cuda:N", "DEVICE", default="auto")
+    device: Device = _setting(DEVICES, "DEVICE", default="auto")
     threads: Annotated[int, Field(ge=1, le=4096)] | None = _setting(
         "CPU threads of the trainer", "COUNT", unset="as many as it has cores"
     )

@@ -15,6 +15,7 @@ from lowcomm_node.data.tokenizer import check_tokenizer, keep_tokenizer, use_thr
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.adapters import footprint_of
 from lowcomm_node.models.base import family_of
+from lowcomm_node.models.devices import choose_device
 from lowcomm_node.node.ipc import Arena, TrainerEvent
 from lowcomm_node.node.messages import Ready, Tokenizing, TrainerSettings
 from lowcomm_node.storage.checkpoint import CheckpointStore
@@ -24,7 +25,6 @@ from lowcomm_node.system.machine import cores_allowed
 from lowcomm_node.trainer import memory, state, transfer
 from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.gpu import prepare, use
-from lowcomm_node.trainer.inner import choose_device
 from lowcomm_node.trainer.micro_batch import RECOMPUTE
 from lowcomm_node.trainer.rehearsal import rehearse
 from lowcomm_node.trainer.replica import Replica
@@ -96,7 +96,7 @@ def build(
     gradient, footprint = replica.gradient, footprint_of(spec)
     gradient.cut = cut
     gradient.may_recompute = choices.recompute is None and footprint.blocks > 0
-    if device.type == "cuda" and not replica.optimizer.steps:
+    if device.type != "cpu" and not replica.optimizer.steps:
         gradient.reserved_bytes = memory.moments_bytes(spec, moments)
     arena = _make_arena(replica, settings.exchanges, shared)
     ready = replace(
@@ -159,7 +159,7 @@ def ready_of(replica: Replica, arena: Arena) -> Ready:
     """What the daemon must know of a replica that was built, resumed or adopted."""
     numels, form = tuple(one.numel for one in replica.plan.fragments), transfer.form_of(replica)
     uuid = ""  # of the GPU, as NVIDIA's driver writes it
-    if replica.device.type == "cuda":
+    if replica.device.type == "cuda" and torch.version.hip is None:
         uuid = getattr(torch.cuda.get_device_properties(replica.device), "uuid", "")
     return Ready(
         device=str(replica.device),

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.models.base import Model
+from lowcomm_node.models.devices import copies_beside, module_of
 from lowcomm_protocol.exchange import outer
 from lowcomm_protocol.plan import Fragment
 from lowcomm_protocol.rows import gather
@@ -36,14 +37,14 @@ CHUNK = 1 << 22
 
 def use(device: torch.device) -> None:
     """Let this thread work on a device from now on."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
 
 
 def prepare(device: torch.device, folder: Path) -> None:
     """Set this process up for a device, before the first tensor is there. Compiled code is kept in
     ``folder`` of the home, unless the owner names another."""
-    if device.type != "cuda":
+    if device.type == "cpu":
         return
     for variable, name in FOLDERS.items():
         os.environ.setdefault(variable, str(folder / name))
@@ -80,7 +81,8 @@ class Landing:
     def wait(self) -> tuple[Tensor, ...]:
         """The vectors, for work that is asked for from now on by this thread."""
         if self.ready is not None:
-            stream = torch.cuda.current_stream(self.vectors[0].device)
+            device = self.vectors[0].device
+            stream = module_of(device).current_stream(device)
             stream.wait_event(self.ready)
             for vector in self.vectors:
                 vector.record_stream(stream)
@@ -93,9 +95,9 @@ class Copies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._on_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._on_gpu else None
-        self._rooms = [torch.empty(CHUNK, pin_memory=self._on_gpu) for _ in range(2)]
+        self._beside, self._module = copies_beside(device), module_of(device)
+        self._stream = self._module.Stream(device) if self._beside else None
+        self._rooms = [torch.empty(CHUNK, pin_memory=self._beside) for _ in range(2)]
         self._used: list[Any] = [None, None]
         """After which event each room is free."""
 
@@ -109,7 +111,7 @@ class Copies:
 
     def to_host(self, landing: Landing, out: Tensor) -> None:
         """Copy a snapshot into ``out``, in host memory; returns when it is there."""
-        with torch.cuda.stream(self._stream):
+        with self._module.stream(self._stream):
             (source,) = landing.wait()
             chunks = [*_chunks(out.numel()), None]
             for number, here in enumerate(chunks):
@@ -124,7 +126,7 @@ class Copies:
 
     def to_device(self, *sources: Tensor) -> Landing | None:
         """Copy vectors of host memory to the device; None without memory for them."""
-        with torch.cuda.stream(self._stream):
+        with self._module.stream(self._stream):
             vectors: list[Tensor] = []
             for source in sources:
                 target = self.room(source.numel())
@@ -149,9 +151,9 @@ class Copies:
 
     def _event(self) -> Any:
         """An event after the work so far on the stream of this thread."""
-        if not self._on_gpu:
+        if not self._beside:
             return None
-        return torch.cuda.current_stream(self._device).record_event()
+        return self._module.current_stream(self._device).record_event()
 
     def _wait(self, room: int) -> None:
         """Until a room may be read or written here."""

@@ -21,8 +21,9 @@ from lowcomm_node.data import Dataset
 from lowcomm_node.data.packed import stream_of
 from lowcomm_node.models.adapters import adapted
 from lowcomm_node.models.base import build_model, computing, family_of, tensor_specs, trained
+from lowcomm_node.models.devices import compiles, copies_beside, module_of, runs_ahead
 from lowcomm_node.models.documents import check_documents
-from lowcomm_node.system.machine import can_compile, waited
+from lowcomm_node.system.machine import waited
 from lowcomm_node.system.tasks import Readings
 from lowcomm_node.trainer.gpu import loss_of
 from lowcomm_node.trainer.micro_batch import Gradient
@@ -84,16 +85,11 @@ class InnerReplica:
         )
         self.readings = Readings()
         """Reads of weights and moments on other threads; changes of them wait for these."""
-        # Compiling pays on CUDA, where a step is many small kernels. On a CPU it needs a compiler
-        # and a minute of start-up.
-        on_gpu = device.type == "cuda"
-        worth_it = on_gpu and can_compile()
-        self.loss = loss_of(self.model, worth_it if compiled is None else compiled)
+        self.loss = loss_of(self.model, compiles(device) if compiled is None else compiled)
         self.gradient = Gradient(self.model, self._loss_of, spec.train.batch)
-        wait = partial(torch.cuda.synchronize, device) if on_gpu else lambda: None
-        self.duty = Duty(wait, partial(waited, os.getpid()))
+        self.duty = Duty(module_of(device).synchronize, partial(waited, os.getpid()))
         self.gradient.rest = self.duty.rest
-        self.runs_ahead = on_gpu
+        self.runs_ahead = runs_ahead(device)
         """Whether steps are queued before the outcome of those before is known."""
         self.clock = SwarmClock()
         self.steps = 0
@@ -126,9 +122,9 @@ class InnerReplica:
         if self.model.draws:  # the same values after a restart
             torch.manual_seed(crc32(f"{self.peer_id}:{self.steps}".encode()))
         batch = self.stream.next_batch()
-        if self.device.type == "cuda":  # it copies pinned memory without waiting for earlier steps
+        if pinned := copies_beside(self.device):  # copied without waiting for earlier steps
             batch = batch[0].pin_memory(), batch[1].pin_memory()
-        tokens, targets = (one.to(self.device, non_blocking=True) for one in batch)
+        tokens, targets = (one.to(self.device, non_blocking=pinned) for one in batch)
         loss = self.gradient.of(tokens, targets)
         norm = nn.utils.clip_grad_norm_(self.weights.values(), self.spec.train.clip)
         both, now = torch.stack((loss.float(), norm.float())), self.now
@@ -171,7 +167,7 @@ def read_later(figures: Tensor) -> Callable[[], list[float]]:
     """A function that reads values of a GPU, and waits for nothing queued after this call."""
     copied = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
     copied.copy_(figures, non_blocking=True)
-    arrived = torch.cuda.Event()
+    arrived = module_of(figures.device).Event()
     arrived.record()
 
     def read() -> list[float]:
@@ -179,11 +175,3 @@ def read_later(figures: Tensor) -> Callable[[], list[float]]:
         return copied.tolist()
 
     return read
-
-
-def choose_device(name: str) -> torch.device:
-    """``auto`` takes a GPU where there is one; ``cuda`` is the first one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    # torch limits the memory of a GPU only where its number is given.
-    return torch.device("cuda:0" if name == "cuda" else name)

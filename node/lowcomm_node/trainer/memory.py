@@ -5,6 +5,7 @@ The estimate counts float32 values a token or a parameter, which the model's fam
 ``Footprint``).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.adapters import footprint_of
 from lowcomm_node.models.base import Footprint, family_of
 from lowcomm_node.models.cross_entropy import chunk_tokens
+from lowcomm_node.models.devices import memory_on, module_of, shares_memory
 from lowcomm_node.system.machine import can_compile, memory_of_machine
 from lowcomm_node.trainer.micro_batch import Cut, choose
 from lowcomm_node.trainer.moments import BITS, SLICE, VECTORS
@@ -271,9 +273,9 @@ def limit_vram(device: torch.device, max_vram: float | None) -> None:
 
     CUDA itself takes a few hundred MiB a process on top.
     """
-    if max_vram is not None and device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, max_vram * GIB / total), device)
+    if max_vram is not None and device.type != "cpu":
+        fraction = min(1.0, max_vram * GIB / memory_on(device)[1])
+        module_of(device).set_per_process_memory_fraction(fraction)  # of the device in use
 
 
 def check_memory(
@@ -291,13 +293,14 @@ def check_memory(
     process has compiled kernels. Raises ConfigError if even the smallest micro-batch takes more
     memory than is free, or than the owner allows.
     """
-    gpu = device.type == "cuda"
+    gpu = device.type != "cpu"
+    shared = gpu and shares_memory(device)
     # Without a limit: what is free, and what daemon and trainer have taken already.
     free = memory_of_machine()[1] + DAEMON + TRAINER + (COMPILING if compiled else 0)
     allowed = free if max_memory is None else int(max_memory * GIB)
     vram = 0
     if gpu:
-        vram = torch.cuda.mem_get_info(device)[0]
+        vram = memory_on(device)[0]
         vram = vram if max_vram is None else min(vram, int(max_vram * GIB))
 
     estimated = partial(
@@ -306,12 +309,14 @@ def check_memory(
 
     def fits(cut: Cut) -> bool:
         needed = estimated(cut)
-        return needed.host_bytes <= allowed and needed.device_bytes <= vram
+        host_bytes = needed.host_bytes + (needed.device_bytes if shared else 0)
+        return host_bytes <= allowed and needed.device_bytes <= vram
 
     cut = choose(spec.train.batch, choices.micro_batch, choices.recompute, fits)
     if cut is None:
         least = estimated(Cut(choices.micro_batch or 1, choices.recompute is not False))
-        _require(spec, least.host, allowed, "memory", "--max-memory", choices)
+        host = Counter(least.host) + Counter(least.device if shared else {})
+        _require(spec, host, allowed, "memory", "--max-memory", choices)
         _require(spec, least.device, vram, "memory of the GPU", "--max-vram", choices)
         cut = Cut(1)
     return estimated(cut), cut

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lowcomm_node.models.base import Model
 from lowcomm_node.models.cross_entropy import count_learned
+from lowcomm_node.models.devices import module_of
 from lowcomm_node.node.messages import is_out_of_memory
 
 RECOMPUTE = {"auto": None, "on": True, "off": False}
@@ -88,8 +89,8 @@ class Gradient:
                     raise
             # Only here, where the error is gone, are the tensors of the pass gone with it.
             self._model.zero_grad(set_to_none=True)
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            if tokens.device.type != "cpu":
+                module_of(tokens.device).empty_cache()
             self.cut = smaller
 
     def _pass(self, tokens: Tensor, targets: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.errors import NotFinite, TrainerError
+from lowcomm_node.models.devices import copies_beside
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.storage.state_file import mapped_vector, sweep
 from lowcomm_node.trainer import gpu, judging
@@ -121,8 +122,8 @@ class Replica(InnerReplica):
         self.directions = judging.Directions()
         """Whether the progress of others points along ours."""
         self._outer = spec.sync.outer_settings
-        self.copies = gpu.Copies(device) if device.type == "cuda" else None
-        """Copies that no inner step waits for; None where weights are in host memory."""
+        self.copies = gpu.Copies(device) if copies_beside(device) else None
+        """Copies that no inner step waits for; None where the device has none beside its work."""
         self.merges_there = self.copies is not None and gpu.merges_alike(device, self._outer)
         """Whether the device merges; else the host does while training waits."""
 
@@ -455,7 +456,8 @@ class Replica(InnerReplica):
     ) -> bool:
         """Bring new slow weights into the fast ones; False if not finite: they are as before."""
         part = self.plan.fragments[fragment]
-        if list(capture.merged) == [(0, capture.numel)] and self.copies is None:
+        in_host = self.device.type == "cpu" and self.copies is None
+        if in_host and list(capture.merged) == [(0, capture.numel)]:
             pairs = paired(part, self.weights, capture.theta)
             if all(rows.is_contiguous() for rows, _ in pairs):
                 return self._merge_in_place(pairs, phi)

@@ -12,10 +12,10 @@ from lowcomm_node.trainer.gpu import use
 
 def test_a_gpu_is_named_to_torch_and_a_processor_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", named.append)
-    for name in ("cpu", "cuda:1"):
+    monkeypatch.setattr(torch.accelerator, "set_device_index", named.append)
+    for name in ("cpu", "cuda:1", "mps:0", "xpu:1"):
         use(torch.device(name))
-    assert named == [torch.device("cuda:1")]
+    assert list(map(str, named)) == ["cuda:1", "mps:0", "xpu:1"]
 
 
 def test_a_trainer_takes_no_more_threads_than_it_has_cores(

@@ -175,7 +175,8 @@ def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.Monk
     found = estimate_memory(spec, gpu=True)
     assert not set(found.host) & set(found.device) - {"programs"}
     assert found.device_bytes > found.host_bytes / 2
-    card = SimpleNamespace(free=GIB)
+    card = SimpleNamespace(free=GIB, is_integrated=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (card.free, 80 * GIB))
     with pytest.raises(
         ConfigError, match=r"GiB of memory of the GPU, 1\.0 GiB are allowed here .*raise --max-vram"
@@ -190,3 +191,8 @@ def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.Monk
     assert check_memory(spec, cuda, 64.0, allowed, choices=choices)[1] == Cut(1, True)
     with pytest.raises(ConfigError, match="--moments int8"):
         check_memory(spec, cuda, 64.0, allowed)
+    host = estimate_memory(spec, True, cut=Cut(1, True)).host_bytes
+    both, card.is_integrated = (needed + host) / GIB + 0.001, 1
+    check_memory(spec, cuda, both, choices=choices)
+    with pytest.raises(ConfigError, match=r"GiB of memory, .*raise --max-memory"):
+        check_memory(spec, cuda, both - 0.1, choices=choices)

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lowcomm_node.models.devices import choose_device
 from lowcomm_node.trainer import gpu
-from lowcomm_node.trainer.inner import choose_device
 from lowcomm_protocol.exchange import outer as on_host
 from lowcomm_protocol.spec.outer import OuterSettings
 

@@ -1,0 +1,155 @@
+"""Devices that torch computes on: which are here, and what each can do.
+
+Nothing follows from the name of a device, which says little: ROCm's torch calls its cards ``cuda``.
+A few values are tried once a process, and where they come out wrong, the caller does without.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.system.machine import can_compile
+
+Trial = Callable[[torch.device], bool]
+
+
+def devices_here() -> list[str]:
+    """Names of all devices that torch sees, those of an accelerator first."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    count = 0 if kind is None else torch.accelerator.device_count()
+    return [f"{kind.type}:{number}" for number in range(count) if kind] + ["cpu"]
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` takes an accelerator where there is one; ``cuda`` is the first of that kind.
+
+    Raises ConfigError for a device that is not there.
+    """
+    here = devices_here()
+    # torch limits the memory of a device only where its number is given.
+    wanted = here[0] if name == "auto" else name if name == "cpu" or ":" in name else f"{name}:0"
+    if wanted not in here:
+        raise ConfigError(
+            f"--device {name}: torch {torch.__version__} sees {' and '.join(here)} here: choose "
+            "one of them or auto, or install the build of torch for that device."
+        )
+    return torch.device(wanted)
+
+
+def module_of(device: torch.device) -> Any:
+    """What torch offers for this kind of device alone, such as ``torch.cuda``."""
+    return torch.get_device_module(device)
+
+
+def memory_on(device: torch.device) -> tuple[int, int]:
+    """Free bytes of a device's memory and all of them; where the driver does not say what other
+    programs take, all count as free."""
+    module = module_of(device)
+    with suppress(AttributeError, RuntimeError):  # MPS has none, nor has every driver of Intel
+        return module.mem_get_info(device)
+    if hasattr(module, "recommended_max_memory"):
+        total = module.recommended_max_memory()
+    else:
+        total = module.get_device_properties(device).total_memory
+    return total, total
+
+
+def shares_memory(device: torch.device) -> bool:
+    """Whether a device has no memory of its own, but takes the machine's."""
+    module = module_of(device)
+    if not hasattr(module, "get_device_properties"):  # MPS
+        return device.type != "cpu"
+    return bool(getattr(module.get_device_properties(device), "is_integrated", False))
+
+
+# what a device can do
+
+
+def _tried(trial: Trial) -> Trial:
+    """A function that makes a trial once for each device; False where torch refuses it."""
+
+    @cache
+    @wraps(trial)
+    def works(device: torch.device) -> bool:
+        try:
+            return trial(device)
+        except Exception:  # of torch, a driver or a compiler: each has its own
+            return False
+
+    return works
+
+
+@_tried
+def computes_bf16(device: torch.device) -> bool:
+    """Whether autocast multiplies matrices in bf16."""
+    matrix = torch.arange(64.0, device=device).view(8, 8)
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+        product = matrix @ torch.eye(8, device=device)
+    return product.dtype == torch.bfloat16 and torch.equal(product.float(), matrix)
+
+
+@_tried
+@torch.no_grad()
+def steps_fused(device: torch.device) -> bool:
+    """Whether the fused kernel of AdamW moves weights, unless a value of the device forbids it."""
+
+    slope = torch.linspace(2, -3, 64)
+    before = [torch.linspace(-1, 1, 64), slope, slope / 9, slope**2, torch.ones(())]
+
+    def step(device: torch.device, **options: Any) -> list[Tensor]:
+        after = [one.to(device, copy=True) for one in before]
+        *vectors, count = ([one] for one in after)
+        settings = {"beta1": 0.9, "beta2": 0.95, "lr": 0.1, "weight_decay": 0.1, "eps": 1e-8}
+        adamw(*vectors, [], count, amsgrad=False, maximize=False, **settings, **options)
+        return [one.cpu() for one in after]
+
+    held, moved = (
+        step(device, fused=True, found_inf=torch.full((), value, device=device))
+        for value in (1.0, 0.0)
+    )
+    expected = step(torch.device("cpu"), fused=False)
+    return all(map(torch.equal, held, before)) and all(
+        torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+        for one, other in zip(moved, expected, strict=True)
+    )
+
+
+@_tried
+def copies_beside(device: torch.device) -> bool:
+    """Whether copies pass through pinned memory on a stream of their own, and an event says when
+    they have arrived."""
+    if device.type == "cpu":
+        return False
+    module = module_of(device)
+    sent, received = (torch.zeros(4096, pin_memory=True) for _ in range(2))
+    sent += torch.arange(4096)
+    with module.stream(module.Stream(device)):
+        there = sent.to(device, non_blocking=True)
+        received.copy_(there, non_blocking=True)
+        arrived = module.current_stream(device).record_event()
+    module.current_stream(device).wait_event(arrived)
+    there.record_stream(module.current_stream(device))
+    arrived.synchronize()
+    return torch.equal(sent, received)
+
+
+@_tried
+def compiles(device: torch.device) -> bool:
+    """Whether torch's compiler builds kernels for an accelerator. On a processor it takes a minute
+    and saves nothing."""
+    if device.type == "cpu" or not can_compile():
+        return False
+    values = torch.linspace(-1, 1, 1000, device=device)
+    compiled = torch.compile(lambda some: some.exp() * some)
+    return torch.allclose(compiled(values), values.exp() * values, rtol=1e-5)
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Whether steps can be queued on a device before the outcome of those before is known."""
+    return copies_beside(device) and steps_fused(device)
