@@ -98,15 +98,20 @@ def computes_bf16(device: torch.device) -> bool:
 @torch.no_grad()
 def steps_fused(device: torch.device) -> bool:
     """Whether the fused kernel of AdamW moves weights, unless a value of the device forbids it."""
-
     slope = torch.linspace(2, -3, 64)
     before = [torch.linspace(-1, 1, 64), slope, slope / 9, slope**2, torch.ones(())]
 
     def step(device: torch.device, **options: Any) -> list[Tensor]:
         after = [one.to(device, copy=True) for one in before]
-        *vectors, count = ([one] for one in after)
+        some, slopes, first, second, count = ([one] for one in after)
         settings = {"beta1": 0.9, "beta2": 0.95, "lr": 0.1, "weight_decay": 0.1, "eps": 1e-8}
-        adamw(*vectors, [], count, amsgrad=False, maximize=False, **settings, **options)
+        adamw(
+            *(some, slopes, first, second, [], count),
+            amsgrad=False,
+            maximize=False,
+            **settings,
+            **options,
+        )
         return [one.cpu() for one in after]
 
     held, moved = (

@@ -1,6 +1,7 @@
 """What must hold for devices: a name that is not here is refused with those that are, and what a
 device can't do is found out by trying, with the processor and ``meta`` as devices."""
 
+from inspect import unwrap
 from typing import Any
 
 import pytest
@@ -65,11 +66,11 @@ def test_a_kernel_that_ignores_what_forbids_a_step_is_not_used(
         honest(*arguments, **options)
 
     monkeypatch.setattr(devices, "adamw", heedless)
-    assert not devices.steps_fused.__wrapped__(CPU)
+    assert not unwrap(devices.steps_fused)(CPU)
 
 
 def test_products_that_are_wrong_or_in_fp32_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = devices.computes_bf16.__wrapped__
+    tried = unwrap(devices.computes_bf16)
     honest = torch.eye
     monkeypatch.setattr(torch, "eye", lambda *size, device: 1.01 * honest(*size, device=device))
     assert not tried(CPU)
