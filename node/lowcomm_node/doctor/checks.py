@@ -1,9 +1,11 @@
 """Checks of the node, its swarm, how others reach it, and this machine."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -11,7 +13,7 @@ from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lowcomm_node.dht.hivemind import MAX_CLOCK_OFFSET
 from lowcomm_node.doctor.findings import (
@@ -39,6 +41,8 @@ LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8
 LITTLE_MEMORY, TOO_LITTLE_MEMORY = 1e9, 256e6
 LITTLE_GPU = 1e9
 GPU_DEADLINE = 10.0
+TRIAL_DEADLINE = 60.0
+_TRIAL = "lowcomm_node.models.devices"
 _QUERY = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 _WAYS = {
     ProbeKind.DIRECT: "direct calls",
@@ -424,7 +428,7 @@ def gpu(seen: Observations) -> Finding:
     found = gpus()
     figures = {"gpus": [gpu._asdict() for gpu in found]}
     if not found:
-        value = "no GPU driver found: trains on the CPU"
+        value = "no driver of NVIDIA found"
         return Finding("gpu", Severity.OK, value, "", figures)
     value = ", ".join(f"{gpu.name} ({size(gpu.free)} free of {size(gpu.total)})" for gpu in found)
     device = seen.status.trainer.device if seen.status is not None else None
@@ -436,6 +440,37 @@ def gpu(seen: Observations) -> Finding:
     elif device is None and max(gpu.free for gpu in found) < LITTLE_GPU:
         remedy = f"end what else uses the {name}: `nvidia-smi` shows it"
     return Finding("gpu", Severity.WARNING if remedy else Severity.OK, value, remedy, figures)
+
+
+def device(seen: Observations) -> Finding:
+    """What the accelerator of this machine can do, as far as training asks for it."""
+    if seen.status is not None and seen.status.trainer.device is not None:
+        value = f"trains on {seen.status.trainer.device}: nothing is tried beside it"
+        return Finding("device", Severity.OK, value)
+    found = try_device()
+    if found is None:
+        value = "torch or the driver of the device failed, or did not answer"
+        remedy = "start the node with --device cpu, and report what `python -m "
+        return Finding("device", Severity.WARNING, value, f"{remedy}{_TRIAL}` prints")
+    kind, tried = found["kind"], found["tried"]
+    if not tried:
+        return Finding("device", Severity.OK, "torch sees no accelerator: cpu", "", found)
+    outcomes = (f"{what} {'work' if works else 'do not'}" for what, works in tried.items())
+    value = f"{found['name'] or kind}, tried: {', '.join(outcomes)}"
+    if kind != "cuda":
+        value += f"; load, temperature and power unknown; lowcomm has never been run on {kind}"
+    return Finding("device", Severity.OK, value, "", found)
+
+
+def try_device() -> dict[str, Any] | None:
+    """What was tried on the device that ``--device auto`` takes; None if that failed. In a process
+    of its own, because torch is large, and a driver may crash or hang."""
+    command = [sys.executable, "-m", _TRIAL]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=TRIAL_DEADLINE, check=True)
+        return json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
 
 
 def gpus() -> list[DetectedGpu]:
@@ -459,5 +494,5 @@ def torch_sees_gpus() -> bool:
 
 
 CHECKS: Sequence[Check]
-CHECKS = (node, dht, proxy, clock, nat, outside, udp, routes, disk, memory, gpu)
+CHECKS = (node, dht, proxy, clock, nat, outside, udp, routes, disk, memory, gpu, device)
 """In the order in which findings are read."""

@@ -4,6 +4,7 @@ Nothing follows from the name of a device, which says little: ROCm's torch calls
 A few values are tried once a process, and where they come out wrong, the caller does without.
 """
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, wraps
@@ -66,6 +67,34 @@ def shares_memory(device: torch.device) -> bool:
     if not hasattr(module, "get_device_properties"):  # MPS
         return device.type != "cpu"
     return bool(getattr(module.get_device_properties(device), "is_integrated", False))
+
+
+def card_of(device: torch.device) -> tuple[str, int]:
+    """The UUID of a card of NVIDIA and 0, else the name of an accelerator and its bytes of memory;
+    empty for a processor."""
+    if device.type == "cpu":
+        return "", 0
+    module = module_of(device)
+    if _is_nvidia(device):
+        uuid = getattr(module.get_device_properties(device), "uuid", "")
+        return (f"GPU-{uuid}" if uuid else ""), 0
+    named = hasattr(module, "get_device_name")
+    name = module.get_device_name(device) if named else device.type.upper()
+    return name, memory_on(device)[1]
+
+
+def taken_on(device: torch.device) -> int | None:
+    """Bytes that this process has taken of an accelerator which is no card of NVIDIA."""
+    if device.type == "cpu" or _is_nvidia(device):
+        return None
+    module = module_of(device)
+    if hasattr(module, "memory_reserved"):
+        return module.memory_reserved(device)
+    return module.driver_allocated_memory()
+
+
+def _is_nvidia(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None
 
 
 # what a device can do
@@ -158,3 +187,21 @@ def compiles(device: torch.device) -> bool:
 def runs_ahead(device: torch.device) -> bool:
     """Whether steps can be queued on a device before the outcome of those before is known."""
     return copies_beside(device) and steps_fused(device)
+
+
+def main() -> None:
+    """Print as JSON what was tried on the device that ``auto`` takes, and what works."""
+    device = choose_device("auto")
+    trials = {
+        "products in bf16": computes_bf16,
+        "fused steps of AdamW": steps_fused,
+        "copies beside training": copies_beside,
+        "compiled kernels": compiles,
+    }
+    kind = "rocm" if torch.version.hip is not None else device.type
+    tried = {name: trial(device) for name, trial in trials.items()} if kind != "cpu" else {}
+    print(json.dumps({"kind": kind, "name": card_of(device)[0], "tried": tried}))
+
+
+if __name__ == "__main__":
+    main()

@@ -31,7 +31,7 @@ from lowcomm_node.node.messages import (
     TrainerSettings,
 )
 from lowcomm_node.node.process import STEP_DEADLINE, Trainer
-from lowcomm_node.system.accelerator import Accelerator, Gpu, Processor, meter_of
+from lowcomm_node.system.accelerator import Accelerator, Gpu, Processor, Unread, meter_of
 from lowcomm_node.system.machine import NodeMemory, memory_of, too_much, waited
 from lowcomm_node.system.tasks import Enduring, Tasks, Warn, endure
 
@@ -197,7 +197,7 @@ class Supervisor:
         self._tasks = Tasks()
         self._steps = self._reckoned = 0
         self._pace = TrainerPace(monotonic(), least_silence)
-        self._meter: Gpu | Processor | None = None
+        self._meter: Gpu | Processor | Unread | None = None
         self.accelerator: Accelerator | None = None
         """Load of the device that trains; None until the first look."""
         self.memory: NodeMemory | None = None
@@ -236,7 +236,7 @@ class Supervisor:
         self._tasks.start(endure(trouble, watch, self._warn))
         ready = await trainer.start(settings)
         self._built = True
-        self._meter = meter_of(ready.device, ready.gpu, trainer.pid)
+        self._meter = meter_of(ready.device, ready.gpu, trainer.pid, ready.gpu_bytes)
         self._reckoned = ready.reckoned
         self._steps = ready.steps
         return ready
@@ -290,6 +290,8 @@ class Supervisor:
                 case InnerStepTaken():
                     self._steps = event.steps
                     self._pace.stepped()
+                    if isinstance(self._meter, Unread):
+                        self._meter.taken = event.gpu_bytes
                     trainer.patience = max(STEP_DEADLINE, self._pace.deadline)
                 case Finished():
                     self._training = False

@@ -36,7 +36,8 @@ class Accelerator:
     """Share of the last ten seconds in which a GPU computed, for any program; of a processor the
     share of its cores that the trainer took. Null until it is known."""
     memory_taken: int | None = None
-    """Bytes of the GPU's memory that any program takes; null for a processor."""
+    """Bytes of the GPU's memory that any program takes, or the trainer alone where no driver of
+    NVIDIA answers; null for a processor."""
     memory_total: int | None = None
     """Bytes of the GPU's memory; null for a processor."""
 
@@ -161,8 +162,11 @@ def open_card(flag: str, uuid: str = "", device: str = "cuda") -> Card:
     """The card that a setting is for. Raises ConfigError if there is none."""
     import pynvml
 
-    if device == "cpu":
-        raise ConfigError(f"{flag} is for a GPU, and the node trains on a processor: drop {flag}.")
+    if device.partition(":")[0] not in ("auto", "cuda"):
+        raise ConfigError(
+            f"{flag} needs a card of NVIDIA, and the node trains on another device ({device}): "
+            f"drop {flag}; --duty works on any."
+        )
     try:
         return Card(uuid, device)
     except pynvml.NVMLError as error:
@@ -211,13 +215,31 @@ class Gpu:
         return latest
 
 
-def meter_of(device: str, gpu: str, pid: int | None) -> Gpu | Processor | None:
-    """Meter for the device of a trainer, as torch names it; ``gpu``: its UUID, if it is one.
+class Unread:
+    """Meter of an accelerator that NVIDIA's library does not know: its load, temperature and power
+    are unknown, and of its memory we know what torch says in the trainer."""
 
-    None for a GPU of another maker, and for a trainer without a process of its own.
+    def __init__(self, name: str, memory_total: int) -> None:
+        self._name, self._total = name, memory_total
+        self.taken: int | None = None
+        """Bytes that the trainer has taken."""
+
+    def look(self, now: float) -> Accelerator:
+        """The device now; ``now``: monotonic seconds."""
+        known = {"memory_taken": self.taken, "memory_total": self._total}
+        return Accelerator(kind="gpu", name=self._name, **known)
+
+
+def meter_of(
+    device: str, gpu: str, pid: int | None, memory_total: int = 0
+) -> Gpu | Processor | Unread | None:
+    """Meter for the device of a trainer, as torch names it; ``gpu``: its UUID if it is a card of
+    NVIDIA, else the name of an accelerator that has ``memory_total`` bytes.
+
+    None for a processor of a trainer without a process of its own.
     """
     if gpu:
-        return Gpu(gpu)
+        return Unread(gpu, memory_total) if memory_total else Gpu(gpu)
     with suppress(psutil.Error):  # it has ended already
         return Processor(pid) if device == "cpu" and pid is not None else None
     return None

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from helpers.statuses import make_peer, make_status
 from lowcomm_node.doctor import checks
@@ -219,10 +220,11 @@ def test_a_swarm_that_does_not_answer_has_an_exit_code_of_its_own(faults: list[s
 async def test_a_network_that_was_not_looked_at_says_how_it_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    has(monkeypatch, try_device={"kind": "cpu", "name": "", "tried": {}})
     for variable in [one for one in os.environ if one.lower() in checks.PROXIES]:
         monkeypatch.delenv(variable)
     found = {one.name: one for one in await check(Observations(home=tmp_path, absent="start it"))}
-    assert set(found) == {"node", "dht", "disk", "memory", "gpu"}
+    assert set(found) == {"node", "dht", "disk", "memory", "gpu", "device"}
     assert (found["node"].state, found["node"].remedy) == (UNKNOWN, "start it")
     assert found["dht"].state is UNKNOWN and "doctor --peers ADDR" in found["dht"].remedy
     monkeypatch.setenv("https_proxy", "http://ada:secret@10.0.0.1:3128")
@@ -320,6 +322,47 @@ def test_this_machine_is_judged(
     has(monkeypatch, **looks)
     found = finding(getattr(checks, one))
     assert found.state is state and words in found.remedy and bool(found.remedy) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "words", "never"),
+    [
+        (None, WARNING, ("--device cpu", "python -m lowcomm_node.models.devices"), "tried"),
+        (
+            {"kind": "cuda", "name": "GPU-1"},
+            OK,
+            ("GPU-1, tried: bf16 work, kernels do not",),
+            "never",
+        ),
+        (
+            {"kind": "rocm", "name": "MI300"},
+            OK,
+            ("MI300", "unknown", "never been run on rocm"),
+            "-",
+        ),
+        ({"kind": "mps", "name": "MPS"}, OK, ("MPS", "never been run on mps"), "cuda"),
+    ],
+)
+def test_what_was_tried_on_a_device_is_said_with_its_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+    seen: dict[str, Any] | None,
+    state: Severity,
+    words: tuple[str, ...],
+    never: str,
+):
+    has(monkeypatch, try_device=seen and {**seen, "tried": {"bf16": True, "kernels": False}})
+    found = finding(checks.device)
+    text = f"{found.value}; {found.remedy}"
+    assert found.state is state and all(word in text for word in words), found
+    assert never not in text, found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="what it can do is not known here")
+def test_a_device_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    assert checks.try_device() == {"kind": "cpu", "name": "", "tried": {}}
+    monkeypatch.setattr(checks, "_TRIAL", "lowcomm_node.models.nothing")
+    assert checks.try_device() is None
 
 
 def test_a_machine_can_be_looked_at_before_there_is_a_home(

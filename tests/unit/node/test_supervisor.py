@@ -27,6 +27,7 @@ from lowcomm_node.node.supervisor import (
     TrainerPace,
 )
 from lowcomm_node.system import tasks
+from lowcomm_node.system.accelerator import Unread
 from lowcomm_node.system.machine import GIB, memory_of
 
 pytestmark = pytest.mark.slow
@@ -158,6 +159,21 @@ async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(
         assert (await one.explain(error)).kind is FailureKind.HUNG
 
 
+async def test_memory_of_a_device_without_a_driver_to_ask_is_what_the_trainer_has_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_module, "TICK", 0.05)
+    monkeypatch.setattr(supervisor_module, "meter_of", lambda *_: Unread("MPS", 8))
+    async with supervised("") as (one, _):
+        await one.start(SETTINGS)
+        one.trainer.news.put_nowait(InnerStepTaken(gpu_bytes=5))
+        await until_async(
+            lambda: asyncio.sleep(0, getattr(one.accelerator, "memory_taken", None) == 5),
+            DEADLINE,
+            "a look at the device",
+        )
+
+
 # its pace
 
 
@@ -246,6 +262,10 @@ def test_running_out_of_memory_is_told_from_other_errors() -> None:
 
     for error in (
         torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.0 GiB)"),
+        RuntimeError(
+            "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"
+        ),
         MemoryError(),
     ):
         assert failure_of(error).kind is FailureKind.MEMORY

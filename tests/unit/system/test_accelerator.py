@@ -18,6 +18,7 @@ from lowcomm_node.system.accelerator import (
     Card,
     Gpu,
     Processor,
+    Unread,
     meter_of,
     open_card,
 )
@@ -42,7 +43,12 @@ def test_a_driver_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
 def test_what_trains_is_what_is_looked_at():
     assert isinstance(meter_of("cpu", "", os.getpid()), Processor)
     assert meter_of("cpu", "", None) is None
-    assert meter_of("mps", "", os.getpid()) is None
+    unread = meter_of("mps:0", "MPS", os.getpid(), 8)
+    assert isinstance(unread, Unread)
+    unread.taken = 3
+    assert unread.look(1.0) == Accelerator(
+        kind="gpu", name="MPS", load=None, memory_taken=3, memory_total=8
+    )
     meter = meter_of("cuda:0", "GPU-1", os.getpid())
     assert isinstance(meter, Gpu)
 
@@ -80,8 +86,9 @@ def test_a_card_is_the_one_that_the_trainer_takes(
 
 
 def test_a_setting_for_a_card_is_refused_in_a_line_where_none_is(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match="trains on a processor: drop --yield-to-gpu"):
-        open_card("--yield-to-gpu", device="cpu")
+    for device in ("cpu", "mps", "xpu:1"):
+        with pytest.raises(ConfigError, match=rf"\({device}\): drop --yield-to-gpu"):
+            open_card("--yield-to-gpu", device=device)
     FakeLibrary(monkeypatch).uuid = ""
     with pytest.raises(ConfigError) as caught:
         open_card("--yield-to-gpu", "GPU-1")
