@@ -45,6 +45,7 @@ CASES |= {
     f"streaming-diloco, {codec}": GROUPS_OF_0_1 | {"codec": codec} for codec in ("q2", "int8")
 }
 ROUNDS = 3
+CPU = torch.device("cpu")
 MODEL = {"vocab": 258, "context": 16, "width": 32, "heads": 2, "feed_forward": 64, "layers": 1}
 
 
@@ -59,13 +60,12 @@ class Text:
         tokens = 4096
 
 
-def digest(name: str) -> str:
+def digest(name: str, device: torch.device = CPU) -> str:
     """Of all that the peers of a case hold after its exchanges."""
     run = {"run": {"name": "bits", "steps": 100}, "model": MODEL, "sync": CASES[name]}
     spec = RunSpec.model_validate(run)
     peers = ("a", "b", "c") if spec.sync.group > 2 else ("a", "b")
-    cpu = torch.device("cpu")
-    replicas = {peer: Replica(spec, peer, Text(), cpu) for peer in peers}  # type: ignore[arg-type]
+    replicas = {peer: Replica(spec, peer, Text(), device) for peer in peers}  # type: ignore[arg-type]
     for replica in replicas.values():
         begin(replica)
     exchange = groups if len(peers) > 2 else pairs
@@ -99,7 +99,7 @@ def train(replica: Replica, seed: int) -> None:
     for weight in replica.weights.values():
         moved = shared.standard_normal(weight.numel()) + own.standard_normal(weight.numel())
         moved[::7] = 0.0
-        values = weight.data.flatten().numpy() + (1e-3 * moved).astype(np.float32)
+        values = weight.data.flatten().cpu().numpy() + (1e-3 * moved).astype(np.float32)
         weight.data.copy_(torch.from_numpy(values).view_as(weight))
     replica.tokens += 1000 + 7 * seed
     replica.steps += 1

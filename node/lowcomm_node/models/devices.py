@@ -119,7 +119,7 @@ def computes_bf16(device: torch.device) -> bool:
     """Whether autocast multiplies matrices in bf16."""
     matrix = torch.arange(64.0, device=device).view(8, 8)
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
-        product = matrix @ torch.eye(8, device=device)
+        product = matrix @ torch.eye(8).to(device)
     return product.dtype == torch.bfloat16 and torch.equal(product.float(), matrix)
 
 
