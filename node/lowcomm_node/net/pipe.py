@@ -22,12 +22,11 @@ from itertools import count
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import place_in, relay_of
 from lowcomm_node.net.control import OpenStream, Streams, caller
+from lowcomm_node.net.pump import pump
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Shares
 from lowcomm_node.system.tasks import Tasks, in_time, start
 
-BUFFER = 256 * 1024
-"""Bytes that one direction of a pipe reads at once, and holds while the other end is slow."""
 OPEN_DEADLINE = 14.0
 """Seconds to open a stream that the other end takes: a relay may have to be dialed first, and a
 dead connection noticed."""
@@ -52,71 +51,12 @@ def protocol_of(run_id: str) -> str:
 
 async def carry(local: socket.socket, stream: socket.socket) -> None:
     """Move bytes between gRPC's socket and a stream until one of them ends, and end both."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
     local.setblocking(False)
-    ways = [_Way(loop, *ends, ended.set) for ends in ((local, stream), (stream, local))]
     try:
-        await ended.wait()
+        await pump(local, stream)
     finally:
-        for way in ways:
-            way.stop()
         local.close()
-        loop.call_later(LINGER, stream.close)
-
-
-class _Way:
-    """One direction: it reads only while the sink takes everything."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        source: socket.socket,
-        sink: socket.socket,
-        end: Callable[[], None],
-    ) -> None:
-        self._loop, self._source, self._sink, self._end = loop, source, sink, end
-        self._buffer = memoryview(bytearray(BUFFER))
-        self._left = self._buffer[:0]
-        loop.add_reader(source, self._read)
-        self._reads = True
-
-    def stop(self) -> None:
-        """Move no more bytes."""
-        self._loop.remove_reader(self._source)
-        self._loop.remove_writer(self._sink)
-
-    def _read(self) -> None:
-        try:
-            size = self._source.recv_into(self._buffer)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            size = 0
-        if not size:
-            self._loop.remove_reader(self._source)
-            self._end()
-            return
-        self._left = self._buffer[:size]
-        self._write()
-
-    def _write(self) -> None:
-        try:
-            self._left = self._left[self._sink.send(self._left) :]
-        except (BlockingIOError, InterruptedError):
-            pass
-        except OSError:
-            self.stop()
-            self._end()
-            return
-        # Repeated requests would cost system calls.
-        if self._left and self._reads:
-            self._loop.remove_reader(self._source)
-            self._loop.add_writer(self._sink, self._write)
-            self._reads = False
-        elif not self._left and not self._reads:
-            self._loop.remove_writer(self._sink)
-            self._loop.add_reader(self._source, self._read)
-            self._reads = True
+        asyncio.get_running_loop().call_later(LINGER, stream.close)
 
 
 class Outgoing:

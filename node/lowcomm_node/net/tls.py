@@ -70,18 +70,27 @@ def make_certificate() -> Certificate:
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return Certificate(point[1:], _build(point[1:]), pem)
+    return Certificate(point[1:], certificate_of(point[1:]), pem)
+
+
+def read_certificate(private_pem: bytes) -> Certificate:
+    """The certificate of a key that ``make_certificate`` drew. Raises ValueError."""
+    key = serialization.load_pem_private_key(private_pem, None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
+        raise ValueError("not a key of P-256")
+    x = key.public_key().public_numbers().x.to_bytes(32)
+    return Certificate(x, certificate_of(x), private_pem)
 
 
 def pinned(public_key: bytes) -> grpc.ChannelCredentials:
     """Channel credentials that trust only the holder of a key. Raises RecordError if it is none."""
     try:
-        return grpc.ssl_channel_credentials(root_certificates=_build(public_key))
+        return grpc.ssl_channel_credentials(root_certificates=certificate_of(public_key))
     except ValueError:
         raise RecordError("The peer's TLS key is not a point of P-256: it is not called.") from None
 
 
-def _build(public_key: bytes) -> bytes:
+def certificate_of(public_key: bytes) -> bytes:
     """The certificate of a key in PEM: the same bytes wherever it is built. Raises ValueError."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
     key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), _EVEN + public_key)

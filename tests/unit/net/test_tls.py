@@ -35,7 +35,7 @@ from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.peer_channel import Dialer
 from lowcomm_node.net.server import ExchangeServer, ExchangeService
 from lowcomm_node.net.stream import CalleeStream
-from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, _build, pinned
+from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, certificate_of, pinned
 from lowcomm_protocol.errors import (
     LowcommError,
     ProtocolViolation,
@@ -247,7 +247,7 @@ def test_a_caller_through_a_tunnel_shows_a_credential_of_the_peer_whose_tunnel_i
 def test_both_ends_build_the_same_certificate_from_the_key_in_the_record():
     one, other = new_certificate(), new_certificate()
     assert len(one.public_key) == 32 and one.public_key != other.public_key
-    assert _build(one.public_key) == one.pem
+    assert certificate_of(one.public_key) == one.pem
     assert "PRIVATE KEY" not in repr(one)
 
 
