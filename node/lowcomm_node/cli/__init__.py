@@ -8,18 +8,28 @@ join        the node itself
 running     look at the running node, and steer it
 results     checkpoint, generate, eval, report, track
 machine     doctor, ping, id, config, demo
+lend        lend, pair: machines of one household
 """
 
 import sys
 
-from lowcomm_node.cli import create, data, join, machine, members, results, running  # noqa: F401
+from lowcomm_node.cli import (  # noqa: F401
+    create,
+    data,
+    join,
+    lend,
+    machine,
+    members,
+    results,
+    running,
+)
 from lowcomm_node.cli.common import app
 from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.system.app import add_version, run_app
 from lowcomm_node.system.command import end
 
 GROUPS = {
-    "Take part": ("join", "demo", "pause", "resume", "limits", "finish"),
+    "Take part": ("join", "demo", "pause", "resume", "limits", "finish", "lend", "pair"),
     "Look": ("status", "web", "peers", "exchanges", "logs", "report", "doctor", "ping"),
     "Model": ("generate", "eval", "checkpoint"),
     "Your own run": ("init", "create", "plan", "data", "invite", "amend", "remove"),

@@ -183,7 +183,7 @@ def load_or_create_identity(path: Path) -> Identity:
     DiskFull."""
     try:
         if not path.exists():
-            _create(path, Identity(secrets.token_bytes(KEY_BYTES)).to_libp2p())
+            create_private(path, Identity(secrets.token_bytes(KEY_BYTES)).to_libp2p())
         elif path.stat().st_mode & 0o077:
             with suppress(OSError):  # a file system without permissions, or a file of somebody else
                 path.chmod(0o600)
@@ -211,8 +211,8 @@ def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
         os.close(descriptor)
 
 
-def _create(path: Path, data: bytes) -> None:
-    """Write a new file. If two processes race, both use the file of the first."""
+def create_private(path: Path, data: bytes) -> None:
+    """Write a new file of mode 0600. If two processes race, both use the file of the first."""
     if path.parent.exists():
         _check_owner(path.parent)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

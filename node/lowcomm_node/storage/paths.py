@@ -66,6 +66,10 @@ class Paths:
     control_socket = _InHome("control.sock")  # of that API for commands, 0600
     page_link = _InHome("open.html")  # leads a browser to the node's page, by a key: 0600
     config = _InHome("config.toml")  # settings that the owner wrote
+    household_key = _InHome(
+        "household.pem"
+    )  # key and certificate for machines of a household, 0600
+    household = _InHome("household.json")  # machines paired with this one, 0600
     pause = _InHome("pause.json")  # until when the owner has paused this node, if at all
     data = _InHome("data")  # cache of tokenized text
     packs = _InHome("packs")  # pieces of packed text, a folder each

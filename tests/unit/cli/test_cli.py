@@ -105,6 +105,8 @@ COMMANDS += [
     "plan",
     "checkpoint",
     "data",
+    "lend",
+    "pair",
 ]
 
 
