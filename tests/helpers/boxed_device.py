@@ -23,7 +23,7 @@ from helpers.driven_trainer import driven
 from lowcomm_node.models import devices
 from lowcomm_node.node import messages
 
-NAME, TOTAL, TAKEN = "box", 1 << 34, 7
+NAME, TOTAL = "box", 1 << 34
 EXCHANGES = ("noloco", "streaming-diloco", "realigned")
 RUN = """
 evaluate_every = 4
@@ -65,9 +65,6 @@ class Module:
 
     def recommended_max_memory(self) -> int:
         return TOTAL
-
-    def driver_allocated_memory(self) -> int:
-        return TAKEN
 
 
 class Boxed(Tensor):
@@ -158,7 +155,7 @@ def trained(folder: Path, device: str, **settings: Any) -> dict[str, Any]:
             one.ask(messages.Save())
             built = one.built
     return {
-        "device": (built.device, built.gpu, built.gpu_bytes),
+        "device": (built.device, built.gpu),
         "resumed": built.resumed,
         "losses": losses,
         "scores": scores,

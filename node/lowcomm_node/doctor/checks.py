@@ -13,7 +13,7 @@ from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lowcomm_node.dht.hivemind import MAX_CLOCK_OFFSET
 from lowcomm_node.doctor.findings import (
@@ -443,34 +443,27 @@ def gpu(seen: Observations) -> Finding:
 
 
 def device(seen: Observations) -> Finding:
-    """What the accelerator of this machine can do, as far as training asks for it."""
+    """What the accelerator that torch sees can do for training."""
     if seen.status is not None and seen.status.trainer.device is not None:
         value = f"trains on {seen.status.trainer.device}: nothing is tried beside it"
         return Finding("device", Severity.OK, value)
-    found = try_device()
-    if found is None:
-        value = "torch or the driver of the device failed, or did not answer"
-        remedy = "start the node with --device cpu, and report what `python -m "
-        return Finding("device", Severity.WARNING, value, f"{remedy}{_TRIAL}` prints")
-    kind, tried = found["kind"], found["tried"]
-    if not tried:
-        return Finding("device", Severity.OK, "torch sees no accelerator: cpu", "", found)
-    outcomes = (f"{what} {'work' if works else 'do not'}" for what, works in tried.items())
-    value = f"{found['name'] or kind}, tried: {', '.join(outcomes)}"
-    if kind != "cuda":
-        value += f"; load, temperature and power unknown; lowcomm has never been run on {kind}"
-    return Finding("device", Severity.OK, value, "", found)
-
-
-def try_device() -> dict[str, Any] | None:
-    """What was tried on the device that ``--device auto`` takes; None if that failed. In a process
-    of its own, because torch is large, and a driver may crash or hang."""
+    # In a process of its own: torch is large, and a driver may crash or hang.
     command = [sys.executable, "-m", _TRIAL]
     try:
         done = subprocess.run(command, capture_output=True, timeout=TRIAL_DEADLINE, check=True)
-        return json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        remedy = f"see what `python -m {_TRIAL}` prints, or start the node with --device cpu"
+        return Finding("device", Severity.WARNING, f"can't be tried ({error})", remedy)
+    if not found["tried"]:
+        return Finding("device", Severity.OK, "torch sees no accelerator", "", found)
+    tried = found["tried"].items()
+    outcomes = (f"{name.replace('_', ' ')}: {'yes' if works else 'no'}" for name, works in tried)
+    value = f"{found['name']}, tried: {', '.join(outcomes)}"
+    if found["kind"] != "cuda":
+        value += "; load, temperature and power are unknown, and nobody has tried lowcomm on "
+        value += found["kind"]
+    return Finding("device", Severity.OK, value, "", found)
 
 
 def gpus() -> list[DetectedGpu]:

@@ -103,10 +103,7 @@ class Ready(Answer, name="ready"):
     reckoned: int = 0
     """Estimate of the memory that daemon and trainer need at most, in bytes."""
     gpu: str = ""
-    """UUID of a card of NVIDIA that trains, else the name of an accelerator; empty for a
-    processor."""
-    gpu_bytes: int = 0
-    """Memory of an accelerator that is no card of NVIDIA; else 0."""
+    """UUID of a card of NVIDIA that trains, name of another accelerator; empty for a processor."""
     duty: float = 1.0
     """Share of the time in which steps compute."""
     unlimited: str = ""
@@ -433,8 +430,6 @@ class InnerStepTaken(TrainerEvent, StepFigures, name="step"):
     swarm_step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    gpu_bytes: int | None = None
-    """Memory that the trainer has taken of an accelerator that is no card of NVIDIA."""
 
 
 class PieceRead(TrainerEvent, name="piece-read"):
@@ -548,9 +543,9 @@ def text_of(error: Exception) -> str:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a device or the host had no room for a tensor."""
     # torch's are RuntimeErrors that say so: of CUDA, of cuBLAS, of Level Zero, and of the host.
-    signs = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
-    signs = (*signs, "out_of_device_memory", "out_of_host_memory")
-    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "alloc failed")
+    text = str(error).lower().replace("_", " ") if isinstance(error, RuntimeError) else ""
+    text = text.replace("device memory", "memory")
     return isinstance(error, MemoryError) or any(sign in text for sign in signs)
 
 

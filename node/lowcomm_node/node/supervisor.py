@@ -236,7 +236,7 @@ class Supervisor:
         self._tasks.start(endure(trouble, watch, self._warn))
         ready = await trainer.start(settings)
         self._built = True
-        self._meter = meter_of(ready.device, ready.gpu, trainer.pid, ready.gpu_bytes)
+        self._meter = meter_of(ready.device, ready.gpu, trainer.pid)
         self._reckoned = ready.reckoned
         self._steps = ready.steps
         return ready
@@ -290,8 +290,6 @@ class Supervisor:
                 case InnerStepTaken():
                     self._steps = event.steps
                     self._pace.stepped()
-                    if isinstance(self._meter, Unread):
-                        self._meter.taken = event.gpu_bytes
                     trainer.patience = max(STEP_DEADLINE, self._pace.deadline)
                 case Finished():
                     self._training = False

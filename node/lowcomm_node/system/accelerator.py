@@ -36,8 +36,7 @@ class Accelerator:
     """Share of the last ten seconds in which a GPU computed, for any program; of a processor the
     share of its cores that the trainer took. Null until it is known."""
     memory_taken: int | None = None
-    """Bytes of the GPU's memory that any program takes, or the trainer alone where no driver of
-    NVIDIA answers; null for a processor."""
+    """Bytes of the GPU's memory that any program takes; null for a processor."""
     memory_total: int | None = None
     """Bytes of the GPU's memory; null for a processor."""
 
@@ -216,30 +215,22 @@ class Gpu:
 
 
 class Unread:
-    """Meter of an accelerator that NVIDIA's library does not know: its load, temperature and power
-    are unknown, and of its memory we know what torch says in the trainer."""
+    """Meter of an accelerator of which NVIDIA's library knows nothing."""
 
-    def __init__(self, name: str, memory_total: int) -> None:
-        self._name, self._total = name, memory_total
-        self.taken: int | None = None
-        """Bytes that the trainer has taken."""
+    def __init__(self, name: str) -> None:
+        self._seen = Accelerator(kind="gpu", name=name)
 
     def look(self, now: float) -> Accelerator:
         """The device now; ``now``: monotonic seconds."""
-        known = {"memory_taken": self.taken, "memory_total": self._total}
-        return Accelerator(kind="gpu", name=self._name, **known)
+        return self._seen
 
 
-def meter_of(
-    device: str, gpu: str, pid: int | None, memory_total: int = 0
-) -> Gpu | Processor | Unread | None:
+def meter_of(device: str, gpu: str, pid: int | None) -> Gpu | Processor | Unread | None:
     """Meter for the device of a trainer, as torch names it; ``gpu``: its UUID if it is a card of
-    NVIDIA, else the name of an accelerator that has ``memory_total`` bytes.
-
-    None for a processor of a trainer without a process of its own.
-    """
+    NVIDIA, the name of another accelerator. None for a processor whose trainer has no process of
+    its own."""
     if gpu:
-        return Unread(gpu, memory_total) if memory_total else Gpu(gpu)
+        return Gpu(gpu) if gpu.startswith("GPU-") else Unread(gpu)
     with suppress(psutil.Error):  # it has ended already
         return Processor(pid) if device == "cpu" and pid is not None else None
     return None

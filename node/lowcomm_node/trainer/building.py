@@ -158,7 +158,6 @@ def telling(tell: Callable[[Tokenizing], None]) -> Callable[[int, int, int], Non
 def ready_of(replica: Replica, arena: Arena) -> Ready:
     """What the daemon must know of a replica that was built, resumed or adopted."""
     numels, form = tuple(one.numel for one in replica.plan.fragments), transfer.form_of(replica)
-    gpu, gpu_bytes = card_of(replica.device)
     return Ready(
         device=str(replica.device),
         parameters=sum(numels),
@@ -177,8 +176,7 @@ def ready_of(replica: Replica, arena: Arena) -> Ready:
         resumed=None,
         runs=tuple(map(tuple, form.fragments)),
         ranges=form.ranges,
-        gpu=gpu,
-        gpu_bytes=gpu_bytes,
+        gpu=card_of(replica.device),
         duty=replica.duty.share,
         text=replica.stream.pieces,
     )

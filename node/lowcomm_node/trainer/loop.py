@@ -27,7 +27,6 @@ from typing import Any
 from lowcomm_node.data.packed import PackedStream
 from lowcomm_node.errors import Diverged, TrainerError
 from lowcomm_node.models.adapters import unadapted
-from lowcomm_node.models.devices import taken_on
 from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.models.writing import Writer
 from lowcomm_node.node import messages
@@ -333,7 +332,6 @@ class TrainerLoop:
                 loss=if_finite(outcome.loss),
                 skipped_steps=replica.skipped,
                 seconds=seconds,
-                gpu_bytes=taken_on(replica.device),
                 learning_rate=learning_rate(now.train, swarm_step, now.run.steps),
                 tokens_per_second=self._tokens_per_second,
                 micro_batch=cut.windows,

@@ -220,7 +220,7 @@ def test_a_swarm_that_does_not_answer_has_an_exit_code_of_its_own(faults: list[s
 async def test_a_network_that_was_not_looked_at_says_how_it_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    has(monkeypatch, try_device={"kind": "cpu", "name": "", "tried": {}})
+    trying(monkeypatch, {"kind": "cpu", "name": "", "tried": {}})
     for variable in [one for one in os.environ if one.lower() in checks.PROXIES]:
         monkeypatch.delenv(variable)
     found = {one.name: one for one in await check(Observations(home=tmp_path, absent="start it"))}
@@ -324,45 +324,38 @@ def test_this_machine_is_judged(
     assert found.state is state and words in found.remedy and bool(found.remedy) == bool(words)
 
 
+def trying(monkeypatch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
+    """Have a device be tried with this outcome."""
+    done = SimpleNamespace(stdout=f"a warning\n{json.dumps(seen)}\n".encode())
+    monkeypatch.setattr(checks.subprocess, "run", lambda *_, **__: done)
+
+
 @pytest.mark.parametrize(
-    ("seen", "state", "words", "never"),
+    ("kind", "words", "never"),
     [
-        (None, WARNING, ("--device cpu", "python -m lowcomm_node.models.devices"), "tried"),
-        (
-            {"kind": "cuda", "name": "GPU-1"},
-            OK,
-            ("GPU-1, tried: bf16 work, kernels do not",),
-            "never",
-        ),
-        (
-            {"kind": "rocm", "name": "MI300"},
-            OK,
-            ("MI300", "unknown", "never been run on rocm"),
-            "-",
-        ),
-        ({"kind": "mps", "name": "MPS"}, OK, ("MPS", "never been run on mps"), "cuda"),
+        ("cuda", "One, tried: computes bf16: yes, compiles: no", "nobody"),
+        ("rocm", "compiles: no; load, temperature and power are unknown, and nobody", "-"),
+        ("mps", "nobody has tried lowcomm on mps", "cuda"),
     ],
 )
 def test_what_was_tried_on_a_device_is_said_with_its_outcome(
-    monkeypatch: pytest.MonkeyPatch,
-    seen: dict[str, Any] | None,
-    state: Severity,
-    words: tuple[str, ...],
-    never: str,
+    monkeypatch: pytest.MonkeyPatch, kind: str, words: str, never: str
 ):
-    has(monkeypatch, try_device=seen and {**seen, "tried": {"bf16": True, "kernels": False}})
+    trying(
+        monkeypatch,
+        {"kind": kind, "name": "One", "tried": {"computes_bf16": True, "compiles": False}},
+    )
     found = finding(checks.device)
-    text = f"{found.value}; {found.remedy}"
-    assert found.state is state and all(word in text for word in words), found
-    assert never not in text, found
+    assert found.state is OK and words in found.value and never not in found.value, found
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="what it can do is not known here")
 def test_a_device_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
-    assert checks.try_device() == {"kind": "cpu", "name": "", "tried": {}}
+    assert finding(checks.device).figures == {"kind": "cpu", "name": "", "tried": {}}
     monkeypatch.setattr(checks, "_TRIAL", "lowcomm_node.models.nothing")
-    assert checks.try_device() is None
+    found = finding(checks.device)
+    assert found.state is WARNING and "--device cpu" in found.remedy
 
 
 def test_a_machine_can_be_looked_at_before_there_is_a_home(

@@ -27,7 +27,6 @@ from lowcomm_node.node.supervisor import (
     TrainerPace,
 )
 from lowcomm_node.system import tasks
-from lowcomm_node.system.accelerator import Unread
 from lowcomm_node.system.machine import GIB, memory_of
 
 pytestmark = pytest.mark.slow
@@ -157,21 +156,6 @@ async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(
         with pytest.raises(TrainerLost):  # whoever waits for it must not wait for long
             await asyncio.wait_for(one.trainer.ask(Save()), DEADLINE)
         assert (await one.explain(error)).kind is FailureKind.HUNG
-
-
-async def test_memory_of_a_device_without_a_driver_to_ask_is_what_the_trainer_has_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(supervisor_module, "TICK", 0.05)
-    monkeypatch.setattr(supervisor_module, "meter_of", lambda *_: Unread("MPS", 8))
-    async with supervised("") as (one, _):
-        await one.start(SETTINGS)
-        one.trainer.news.put_nowait(InnerStepTaken(gpu_bytes=5))
-        await until_async(
-            lambda: asyncio.sleep(0, getattr(one.accelerator, "memory_taken", None) == 5),
-            DEADLINE,
-            "a look at the device",
-        )
 
 
 # its pace

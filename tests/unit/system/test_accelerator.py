@@ -43,12 +43,9 @@ def test_a_driver_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
 def test_what_trains_is_what_is_looked_at():
     assert isinstance(meter_of("cpu", "", os.getpid()), Processor)
     assert meter_of("cpu", "", None) is None
-    unread = meter_of("mps:0", "MPS", os.getpid(), 8)
+    unread = meter_of("mps:0", "MPS", os.getpid())
     assert isinstance(unread, Unread)
-    unread.taken = 3
-    assert unread.look(1.0) == Accelerator(
-        kind="gpu", name="MPS", load=None, memory_taken=3, memory_total=8
-    )
+    assert unread.look(1.0) == Accelerator(kind="gpu", name="MPS", load=None, memory_taken=None)
     meter = meter_of("cuda:0", "GPU-1", os.getpid())
     assert isinstance(meter, Gpu)
 
