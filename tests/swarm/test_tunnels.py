@@ -18,6 +18,7 @@ from helpers.processes import free_port
 from helpers.tunnelling import RUN, End, chunk, received, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.net import local
 from lowcomm_node.net.addresses import EntryPoint, circuit, parse_entry_point
 from lowcomm_node.net.control import Control
 from lowcomm_node.net.p2pd import P2pDaemon, RelayLimits
@@ -98,10 +99,15 @@ async def swap(caller: End, callee: End, pieces: int, size: int, **record: objec
         sending.cancel()
 
 
-@pytest.mark.parametrize("transport", [TCP, QUIC])
+@pytest.mark.parametrize(
+    ("transport", "abstract"),
+    [(TCP, True), (QUIC, True), (TCP, False)],
+    ids=["TCP", "QUIC", "files"],
+)
 async def test_contents_go_both_ways_at_once_and_the_caller_is_known(
-    net: Net, transport: str
+    net: Net, transport: str, abstract: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(local, "ABSTRACT", abstract)  # elsewhere than on Linux no name is
     bob = await net.end(listen=[transport])
     ada = await net.end(where(bob), listen=[transport])
     await swap(ada, bob, 64, 2**20)

@@ -6,14 +6,12 @@ hivemind's client of p2pd offers neither streams as sockets nor deadlines.
     STREAM_OPEN   after the response that connection is the stream
     incoming      p2pd dials us for each stream, and names the peer at the other end
 
-We listen on an abstract unix socket, which a killed process does not leave behind. The kernel names
-the process that dials it: only our own p2pd is believed, since it vouches for the peer's identity.
+The kernel names the process that dials our socket: only our own p2pd is believed, since it vouches
+for the peer's identity.
 """
 
 import asyncio
-import secrets
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from google.protobuf.message import DecodeError
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import EntryPoint, decode, encode
+from lowcomm_node.net.local import address_of, bound, caller, new_name, remove
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import Tasks, endure, in_time
 
@@ -244,7 +243,6 @@ BACKLOG = 64
 MAX_GREETED = 64
 """Streams whose header is being read at once. More wait in the kernel's queue."""
 _UNIX = b"\x90\x03"  # the code of "unix" in a multiaddress
-_CREDENTIALS = "3i"
 
 
 class StreamListener:
@@ -254,7 +252,7 @@ class StreamListener:
         self._takers: dict[str, TakeStream] = {}
         self._registered: set[str] = set()
         """Protocols that the running p2pd knows."""
-        self._name = f"lowcomm.{secrets.token_hex(16)}"
+        self._name = new_name()
         self._tasks = Tasks()
         self._room = asyncio.Semaphore(MAX_GREETED)
         self._socket: socket.socket | None = None
@@ -265,8 +263,7 @@ class StreamListener:
     @property
     def address(self) -> bytes:
         """The multiaddress that p2pd dials."""
-        # Go reads a leading @ as an abstract name; a path would need a slash there.
-        path = f"@{self._name}".encode()
+        path = address_of(self._name).replace("\0", "@").encode()  # as Go writes it
         return _UNIX + bytes([len(path)]) + path
 
     def add(self, protocol: str, take: TakeStream) -> None:
@@ -295,10 +292,8 @@ class StreamListener:
         """Begin to accept, unless that has begun."""
         if self._socket is not None:
             return
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(f"\0{self._name}")
+        self._socket = bound(self._name)
         self._socket.listen(BACKLOG)
-        self._socket.setblocking(False)
         accept = partial(self._accept, self._socket)
         self._tasks.start(endure("streams of other peers are not accepted", accept))
 
@@ -309,6 +304,7 @@ class StreamListener:
         await self._tasks.cancel()
         if self._socket is not None:
             self._socket.close()
+            remove(self._name)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -347,11 +343,3 @@ class StreamListener:
             if not taken:
                 with suppress(OSError):
                     stream.close()
-
-
-def caller(connection: socket.socket) -> int:
-    """The process id at the other end of a unix socket, from the kernel."""
-    size = struct.calcsize(_CREDENTIALS)
-    return struct.unpack(
-        _CREDENTIALS, connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )[0]

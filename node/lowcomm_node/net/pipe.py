@@ -7,21 +7,20 @@
              under that name: so the server knows the caller, whom libp2p has authenticated
 
 A stream that breaks off ends its calls. An exchange is tried again, and a transfer resumes by
-piece. All names are abstract unix sockets, which a killed process does not leave behind.
+piece.
 """
 
 import asyncio
 import os
-import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import place_in, relay_of
-from lowcomm_node.net.control import OpenStream, Streams, caller
+from lowcomm_node.net.control import OpenStream, Streams
+from lowcomm_node.net.local import address_of, bound, caller, new_name, remove, target_of
 from lowcomm_node.net.pump import pump
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Shares
@@ -67,13 +66,11 @@ class Outgoing:
         self.peer_id = stream.peer_id
         self.address = stream.address
         """Multiaddress of the other end."""
-        self.target = f"unix-abstract:{name}"
+        self.target = target_of(name)
         """What gRPC dials."""
         self._stream = stream.socket
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(f"\0{name}")
+        self._name, self._listener = name, bound(name)
         self._listener.listen(1)
-        self._listener.setblocking(False)
         self._carrying = start(self._carry())
 
     @property
@@ -96,6 +93,8 @@ class Outgoing:
             log.debug("tunnel.ended", peer=self.peer_id, reason="gRPC did not dial it in time")
             self._stream.close()
             return
+        finally:
+            remove(self._name)
         await carry(local, self._stream)
 
     async def _accept(self) -> socket.socket:
@@ -136,8 +135,6 @@ class Pipes:
     def __init__(self, streams: Streams, run_id: str) -> None:
         self.streams = streams
         self._protocol = protocol_of(run_id)
-        self._token = secrets.token_hex(8)
-        self._numbers = count(1)
         self._outgoing: set[Outgoing] = set()
         self.incoming: dict[str, IncomingStream] = {}
         """By the name of the unix socket that connects it to the server."""
@@ -150,15 +147,14 @@ class Pipes:
 
     async def serve(self, server: Callable[[], str]) -> None:
         """Carry the streams of others to the gRPC server, from now on; ``server``: the name of its
-        abstract unix socket, which may change. Raises LinkLost."""
+        unix socket, which may change. Raises LinkLost."""
         self._server = server
         await self.streams.serve_streams(self._protocol, self._take)
 
     async def dial(self, peer_id: str, entry_points: Sequence[str]) -> Outgoing:
         """A stream that a peer has taken. Raises LinkLost with the reason if there is none."""
         self._outgoing = {outgoing for outgoing in self._outgoing if outgoing.is_open}
-        name = f"lowcomm.{self._token}.out.{next(self._numbers)}"
-        outgoing = Outgoing(await self._open(peer_id, entry_points), name)
+        outgoing = Outgoing(await self._open(peer_id, entry_points), new_name("out"))
         self._outgoing.add(outgoing)
         return outgoing
 
@@ -215,7 +211,7 @@ class Pipes:
             self.refused += 1
             stream.socket.close()
             return
-        name = f"lowcomm.{self._token}.in.{next(self._numbers)}"
+        name = new_name("in")
         self.incoming[name] = incoming
         self._shares.take(incoming.place)
         self._tasks.start(self._serve(name, incoming, stream.socket))
@@ -223,11 +219,10 @@ class Pipes:
     async def _serve(self, name: str, incoming: IncomingStream, stream: socket.socket) -> None:
         try:
             async with asyncio.timeout(UNACCEPTED) as incoming.deadline:
-                local = socket.socket(socket.AF_UNIX)
+                local = bound(name)
                 try:
-                    local.setblocking(False)
-                    local.bind(f"\0{name}")
-                    await asyncio.get_running_loop().sock_connect(local, f"\0{self._server()}")
+                    address = address_of(self._server())
+                    await asyncio.get_running_loop().sock_connect(local, address)
                 except BaseException:
                     local.close()
                     stream.close()
@@ -239,6 +234,7 @@ class Pipes:
         finally:
             self._shares.give_back(incoming.place)
             del self.incoming[name]
+            remove(name)
 
 
 async def _is_taken(stream: socket.socket) -> bool:

@@ -9,7 +9,6 @@ it begins. With unary methods it would hold the requests of unauthenticated call
 """
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from grpc import aio
 from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
 from lowcomm_node.net.bandwidth import FREE_FLOW
 from lowcomm_node.net.limits import MAX_CALLS, PeerLimit, RateLimits
+from lowcomm_node.net.local import new_name, target_of
 from lowcomm_node.net.p2pd import free_port
 from lowcomm_node.net.ping import Echo
 from lowcomm_node.net.pipe import IncomingStream, Pipes
@@ -267,7 +267,7 @@ class ExchangeServer:
         self._flow = flow
         self._address = ""
         self.local = ""
-        """The name of the abstract unix socket."""
+        """The name of the unix socket."""
         self._server: aio.Server | None = None
         self._renewing = asyncio.Lock()
         self._retiring: dict[aio.Server, asyncio.Task[None]] = {}
@@ -330,7 +330,7 @@ class ExchangeServer:
             ),
         )
         server.add_generic_rpc_handlers((self._service.rpc_handlers,))
-        local = f"lowcomm.{secrets.token_hex(8)}.grpc"
+        local = new_name("grpc")
         try:
             bound = server.add_secure_port(self._address, self._certificate.server_credentials())
         except RuntimeError:
@@ -338,6 +338,6 @@ class ExchangeServer:
         if not bound:
             at = self._address
             raise PortInUse(f"{at} is in use: choose another --port, or 0 for any free one.")
-        server.add_insecure_port(f"unix-abstract:{local}")
+        server.add_insecure_port(target_of(local))
         await server.start()
         self._server, self.local = server, local

@@ -5,6 +5,8 @@ import asyncio
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,7 +16,7 @@ from helpers.memory_dht import MemoryNetwork
 from helpers.tunnelling import ADA, BOB, EVE, RUN, chunk, cut, end, ends, pair, received, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net import peer_channel, pipe
+from lowcomm_node.net import local, peer_channel, pipe
 from lowcomm_node.net.control import OpenStream
 from lowcomm_node.net.pipe import Pipes, carry, protocol_of
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -23,15 +25,26 @@ from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(params=["abstract names", "files"])
+def names(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """Sockets as on Linux, and as where no name is abstract: their files are gone afterwards."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(local, "ABSTRACT", request.param != "files")
+    yield request.param
+    assert not list(tmp_path.glob("lowcomm/*"))
+
+
 # One pipe
 
 
 async def test_every_byte_comes_in_order_however_slowly_it_is_taken():
     loop = asyncio.get_running_loop()
-    (near, local), (stream, far) = socket.socketpair(), socket.socketpair()
-    for one in (near, local, stream, far):
+    (near, inner), (stream, far) = socket.socketpair(), socket.socketpair()
+    for one in (near, inner, stream, far):
         one.setblocking(False)
-    moved = asyncio.create_task(carry(local, stream))
+    moved = asyncio.create_task(carry(inner, stream))
     await asyncio.sleep(0)
     for source, sink in ((near, far), (far, near)):
         sent = bytes(range(256)) * 2**13
@@ -50,7 +63,7 @@ async def test_every_byte_comes_in_order_however_slowly_it_is_taken():
 # Who calls
 
 
-async def test_a_stream_that_our_grpc_never_dials_ends(monkeypatch: pytest.MonkeyPatch):
+async def test_a_stream_that_our_grpc_never_dials_ends(names: str, monkeypatch: pytest.MonkeyPatch):
     async with pair() as (ada, bob):
         with monkeypatch.context() as patch:
             patch.setattr(pipe, "UNACCEPTED", 0.1)
@@ -62,7 +75,7 @@ async def test_a_stream_that_our_grpc_never_dials_ends(monkeypatch: pytest.Monke
             await until_async(ended, 30, "the stream has ended")
 
 
-async def test_a_call_without_a_credential_or_with_that_of_another_peer_is_refused():
+async def test_a_call_without_a_credential_or_with_that_of_another_peer_is_refused(names: str):
     async with pair(EVE) as (ada, bob, eve):
         outgoing = await ada.pipes.dial(bob.peer_id, ())
         async with aio.insecure_channel(outgoing.target) as channel:
@@ -78,24 +91,24 @@ async def test_a_call_without_a_credential_or_with_that_of_another_peer_is_refus
     assert not bob.callers
 
 
-async def test_a_process_of_this_machine_that_calls_through_no_pipe_is_refused():
+async def test_a_process_of_this_machine_that_calls_through_no_pipe_is_refused(names: str):
     async with pair() as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        async with aio.insecure_channel(f"unix-abstract:{bob.server.local}") as channel:
+        async with aio.insecure_channel(local.target_of(bob.server.local)) as channel:
             metadata = ada.channels.metadata(bob.peer_id)
             describe = ExchangeStub(channel).Describe
             with pytest.raises(aio.AioRpcError, match="comes through no pipe"):
                 await soon(describe(pb.Introduction(), metadata=metadata, timeout=30))
 
 
-async def test_another_process_of_this_machine_can_not_use_our_pipe():
+async def test_another_process_of_this_machine_can_not_use_our_pipe(names: str):
     async with pair() as (ada, bob):
         outgoing = await ada.pipes.dial(bob.peer_id, ())
         code = (
             "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.settimeout(20)\n"
-            "s.connect('\\0' + sys.argv[1])\nprint(len(s.recv(10)))"
+            "s.connect(sys.argv[1].replace('@', '\\0'))\nprint(len(s.recv(10)))"
         )
-        name = outgoing.target.removeprefix("unix-abstract:")
+        name = outgoing.target.replace("unix-abstract:", "@").removeprefix("unix:")
         done = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-c", code, name], capture_output=True, text=True
         )
