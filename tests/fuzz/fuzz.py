@@ -33,7 +33,7 @@ MEMORY = 3000
 """MB of a whole process, of which libraries take 600."""
 WORTH = 60.0
 """Seconds from which on what came of a target is written down."""
-MODULES = ("coded", "told", "machines", "stored", "opened")
+MODULES = ("coded", "told", "machines", "stored", "opened", "paired")
 """Where targets are."""
 sys.path.append(str(ROOT / "tests"))  # helpers that they share with tests
 PROTOCOL = ROOT / "protocol" / "lowcomm_protocol"

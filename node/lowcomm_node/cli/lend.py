@@ -127,12 +127,14 @@ def pair_by_code(home: Path, address: str, code: str | None = None) -> str:
     there is no terminal, LinkLost."""
     from lowcomm_node.household.link import pair
 
-    if code is None:
-        if not sys.stdin.isatty():
-            raise ConfigError(
-                f"{address} is not paired with this machine: `lowcomm-node lend --pair` there "
-                f"shows a code, and `lowcomm-node pair {address} --code CODE` pairs them."
-            )
-        print(f"Code that {address} shows: ", end="", file=sys.stderr, flush=True)
-        code = sys.stdin.readline().strip()
-    return asyncio.run(pair(address, home, code)).name
+    return asyncio.run(pair(address, home, code or _ask_code(address))).name
+
+
+def _ask_code(address: str) -> str:
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"{address} is not paired with this machine: `lowcomm-node lend --pair` there shows a "
+            f"code, and `lowcomm-node pair {address} --code CODE` pairs them."
+        )
+    print(f"Code that {address} shows: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()

@@ -65,9 +65,10 @@ def listen(port: int, host: str = "") -> socket.socket:
     try:
         made = socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=128)
     except OSError as error:
+        why = os.strerror(error.errno or 0)
         raise PortInUse(
-            f"Port {port} can't be listened at ({error.strerror}): choose another with --port, or "
-            "stop the other `lowcomm-node lend`."
+            f"Port {port} can't be listened at ({why}): stop the other `lowcomm-node lend`, or "
+            "choose another port with --port."
         ) from None
     made.setblocking(False)
     return made

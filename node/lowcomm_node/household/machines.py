@@ -50,7 +50,7 @@ Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), AfterValidator(_check_key
 class Message(BaseModel):
     """Base of what machines send each other, and of what is kept of them."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Machine(Message):
