@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -27,6 +28,10 @@ RELAY_BUFFER = 256 * 1024
 """Bytes that a relay buffers per circuit and direction. p2pd's default of 16 MiB makes it no
 faster."""
 ANY_HOSTS = ("0.0.0.0", "::")
+HAS_PRCTL = sys.platform == "linux"
+_ENDING = """(while kill -0 $1 && kill -0 $2; do sleep 1; done
+kill -0 $1 || kill $2) </dev/null >/dev/null 2>&1 &"""
+"""Ends a second process once the first one has ended."""
 _SOCKET_LIMIT = 100
 """Bytes of a unix socket's path that every platform accepts."""
 
@@ -159,7 +164,7 @@ class P2pDaemon:
                     "GOLOG_LOG_LEVEL": "error",
                     **self._environment,
                 },
-                preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
+                preexec_fn=_ending_with(os.getpid()) if HAS_PRCTL else None,
                 start_new_session=True,  # Ctrl-C and SIGHUP are ours: the goodbye needs p2pd
             )
         except OSError as error:
@@ -167,6 +172,9 @@ class P2pDaemon:
                 f"p2pd can't run on this machine ({error.strerror}): lowcomm needs Linux on x86-64 "
                 "or ARM64."
             ) from None
+        if not HAS_PRCTL:
+            command = ["sh", "-c", _ENDING, "sh", str(os.getpid()), str(self._process.pid)]
+            await asyncio.to_thread(subprocess.run, command, start_new_session=True)
         try:
             async with asyncio.timeout(START_DEADLINE):
                 await self._wait_ready(self._process)

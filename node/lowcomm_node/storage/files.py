@@ -202,6 +202,12 @@ def load_or_create_identity(path: Path) -> Identity:
 def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
     """A fresh key that ends with this process, and a path in memory for its children to read it."""
     identity = Identity(secrets.token_bytes(KEY_BYTES))
+    if not hasattr(os, "memfd_create"):  # only Linux has it
+        with tempfile.NamedTemporaryFile() as file:  # for its owner alone
+            file.write(identity.to_libp2p())
+            file.flush()
+            yield identity, Path(file.name)
+        return
     descriptor = os.memfd_create("identity")
     try:
         os.fchmod(descriptor, 0o600)

@@ -162,6 +162,8 @@ class PackFile:
                 self.here[piece >> 3] &= ~(0x80 >> (piece & 7))
         self.flush()  # after a crash none of them counts as verified
         libc, size = ctypes.CDLL(None, use_errno=True), self.part.piece_bytes
+        if not hasattr(libc, "fallocate64"):  # only Linux has it
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
         for piece in pieces:
             with self._lock:
                 if self._descriptor < 0 or self.has(piece):  # it has come again meanwhile
@@ -178,7 +180,7 @@ class PackFile:
         if self._descriptor >= 0:
             with disk_full_error(self.folder):
                 if not self.is_own:
-                    os.fdatasync(self._descriptor)
+                    getattr(os, "fdatasync", os.fsync)(self._descriptor)
                 write_atomic(self.folder / "here", self._sealed(bitmap))
 
     def close(self) -> None:

@@ -83,7 +83,10 @@ def mapped_vector(folder: Path, numel: int) -> Vector:
     try:
         # Without room for it on the disk, writing to the memory would end the process.
         with disk_full_error(folder, size):
-            os.posix_fallocate(descriptor, 0, size)
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(descriptor, 0, size)
+            for start in range(os.fstat(descriptor).st_size, size, 1 << 20):
+                os.pwrite(descriptor, bytes(min(1 << 20, size - start)), start)
         vector = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.float32)[:numel]
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -55,9 +55,10 @@ class Processor:
     def look(self, now: float) -> Accelerator:
         """The device now; ``now``: monotonic seconds."""
         load = None
-        with suppress(psutil.Error, AttributeError):  # gone, or not Linux
+        with suppress(psutil.Error):  # it has gone
             spent = self._process.cpu_times()
-            cores = min(len(self._process.cpu_affinity() or ()), cores_allowed())
+            own = getattr(self._process, "cpu_affinity", lambda: range(os.cpu_count() or 1))()
+            cores = min(len(own), cores_allowed())
             self._spent.append((now, spent.user + spent.system))
             (first, before), (last, after) = self._spent[0], self._spent[-1]
             load = min(1.0, (after - before) / (last - first) / cores) if last > first else None

@@ -1,7 +1,11 @@
 """What must hold for p2pd: an owner's host is understood, and a Ctrl-C is not p2pd's to answer."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from lowcomm_node.errors import ConfigError
@@ -68,3 +72,31 @@ async def test_it_is_not_in_the_process_group_of_the_terminal() -> None:
         assert os.getpgid(daemon.pid) != os.getpgid(0)
     finally:
         await daemon.stop()
+
+
+STARTED = """
+import asyncio, os, sys
+from lowcomm_node.net import p2pd
+
+async def main():
+    p2pd.HAS_PRCTL = sys.argv[1] == "True"
+    daemon = p2pd.P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"])
+    await daemon.start()
+    print(daemon.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_prctl", [True, False])
+def test_it_ends_with_a_process_that_is_killed(has_prctl: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTED, str(has_prctl)]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as starter:
+        assert starter.stdout is not None
+        p2pd = psutil.Process(int(starter.stdout.readline()))
+        assert p2pd.is_running()
+        starter.kill()
+    p2pd.wait(60)

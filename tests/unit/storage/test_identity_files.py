@@ -48,6 +48,16 @@ def test_a_passing_identity_is_in_no_file_and_its_children_can_read_it() -> None
     assert not path.exists()
 
 
+def test_a_passing_identity_is_in_a_file_of_its_owner_where_memory_has_no_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with ephemeral_identity() as (identity, path):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert identity_from_libp2p(path.read_bytes()) == identity
+    assert not path.exists()
+
+
 def test_all_who_start_at_once_get_the_same_identity(tmp_path: Path) -> None:
     path, barrier, found = tmp_path / "identity.key", threading.Barrier(8), []
 

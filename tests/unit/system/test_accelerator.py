@@ -6,6 +6,7 @@ import threading
 from time import monotonic
 from types import SimpleNamespace
 
+import psutil
 import pynvml
 import pytest
 
@@ -48,6 +49,13 @@ def test_what_trains_is_what_is_looked_at():
     assert unread.look(1.0) == Accelerator(kind="gpu", name="MPS", load=None, memory_taken=None)
     meter = meter_of("cuda:0", "GPU-1", os.getpid())
     assert isinstance(meter, Gpu)
+
+
+def test_the_load_of_a_processor_is_known_where_no_affinity_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(psutil.Process, "cpu_affinity")
+    meter = Processor(os.getpid())
+    assert meter.look(1.0).load is None
+    assert 0.0 <= (meter.look(2.0).load or 0.0) <= 1.0 and meter.look(2.0).load is not None
 
 
 def test_who_uses_a_card_is_told_as_far_as_its_driver_knows(monkeypatch: pytest.MonkeyPatch):

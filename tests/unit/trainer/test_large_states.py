@@ -2,6 +2,7 @@
 what is written is the state of one moment, and training waits for no disk for ever."""
 
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.node.messages import Save, WriteSnapshot
 from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.storage.state_file import mapped_vector
 from lowcomm_node.trainer import memory, saving, state, transfer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.saving import Saving, StateWriter
@@ -141,6 +143,18 @@ def test_a_disk_that_takes_too_long_holds_training_no_longer_and_nothing_of_it_c
     with pytest.raises(CheckpointError, match="training has gone on: the disk is too slow, or"):
         asked.result(60)
     assert disk.store.steps() == [] and not list(tmp_path.glob("snapshots/*"))
+
+
+@pytest.mark.parametrize("allocates", [True, False])
+def test_a_vector_in_a_file_has_its_room_on_the_disk(
+    allocates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if not allocates:  # as on macOS
+        monkeypatch.delattr(os, "posix_fallocate")
+    vector = mapped_vector(tmp_path, 300_001)
+    (file,) = tmp_path.iterdir()
+    assert len(vector) == 300_001 and not vector.any()
+    assert file.stat().st_blocks * 512 >= 1_200_004 == file.stat().st_size
 
 
 def test_slow_weights_in_files_are_those_in_memory_and_leave_no_file_behind(
