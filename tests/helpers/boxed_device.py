@@ -155,7 +155,7 @@ def trained(folder: Path, device: str, **settings: Any) -> dict[str, Any]:
             one.ask(messages.Save())
             built = one.built
     return {
-        "device": (built.device, built.gpu),
+        "device": built.device,
         "resumed": built.resumed,
         "losses": losses,
         "scores": scores,

@@ -2,18 +2,18 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from functools import wraps
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+
+from pynvml import NVMLError
 
 from lowcomm_node.dht.hivemind import MAX_CLOCK_OFFSET
 from lowcomm_node.doctor.findings import (
@@ -27,6 +27,7 @@ from lowcomm_node.doctor.findings import (
 )
 from lowcomm_node.net.targets import host_in, is_public, number_of
 from lowcomm_node.status.model import to_json
+from lowcomm_node.system.accelerator import Card
 from lowcomm_node.system.machine import memory_of_machine
 from lowcomm_node.system.units import place, size
 from lowcomm_protocol.peers.probes import ProbeKind
@@ -40,10 +41,8 @@ CLOCK_WARNING = 1.0
 LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8
 LITTLE_MEMORY, TOO_LITTLE_MEMORY = 1e9, 256e6
 LITTLE_GPU = 1e9
-GPU_DEADLINE = 10.0
 TRIAL_DEADLINE = 60.0
 _TRIAL = "lowcomm_node.models.devices"
-_QUERY = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 _WAYS = {
     ProbeKind.DIRECT: "direct calls",
     ProbeKind.TCP: "libp2p over TCP",
@@ -372,14 +371,6 @@ def _flags(subject: Subject) -> str:
 # this machine
 
 
-class DetectedGpu(NamedTuple):
-    """A GPU that the driver reports; sizes in bytes."""
-
-    name: str
-    total: int
-    free: int
-
-
 def disk(seen: Observations) -> Finding:
     """Room at the home, which need not exist yet."""
     home = seen.home
@@ -424,29 +415,11 @@ def memory(seen: Observations) -> Finding:
 
 
 def gpu(seen: Observations) -> Finding:
-    """Whether a GPU that is there is used."""
-    found = gpus()
-    figures = {"gpus": [gpu._asdict() for gpu in found]}
-    if not found:
-        value = "no driver of NVIDIA found"
-        return Finding("gpu", Severity.OK, value, "", figures)
-    value = ", ".join(f"{gpu.name} ({size(gpu.free)} free of {size(gpu.total)})" for gpu in found)
+    """Whether an accelerator that is there is used, and what it can do for training."""
     device = seen.status.trainer.device if seen.status is not None else None
-    name, remedy = found[0].name, ""
-    if not torch_sees_gpus():
-        remedy = f"install a build of torch for CUDA to use the {name}: this one is for CPUs"
-    elif device == "cpu":
-        remedy = f"start the node with --device cuda: it trains on the CPU beside the {name}"
-    elif device is None and max(gpu.free for gpu in found) < LITTLE_GPU:
-        remedy = f"end what else uses the {name}: `nvidia-smi` shows it"
-    return Finding("gpu", Severity.WARNING if remedy else Severity.OK, value, remedy, figures)
-
-
-def device(seen: Observations) -> Finding:
-    """What the accelerator that torch sees can do for training."""
-    if seen.status is not None and seen.status.trainer.device is not None:
-        value = f"trains on {seen.status.trainer.device}: nothing is tried beside it"
-        return Finding("device", Severity.OK, value)
+    if device not in (None, "cpu"):
+        value = f"trains on {device}: nothing is tried beside it"
+        return Finding("gpu", Severity.OK, value, "", {"device": device})
     # In a process of its own: torch is large, and a driver may crash or hang.
     command = [sys.executable, "-m", _TRIAL]
     try:
@@ -454,38 +427,25 @@ def device(seen: Observations) -> Finding:
         found = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         remedy = f"see what `python -m {_TRIAL}` prints, or start the node with --device cpu"
-        return Finding("device", Severity.WARNING, f"can't be tried ({error})", remedy)
-    if not found["tried"]:
-        return Finding("device", Severity.OK, "torch sees no accelerator", "", found)
-    tried = found["tried"].items()
-    outcomes = (f"{name.replace('_', ' ')}: {'yes' if works else 'no'}" for name, works in tried)
-    value = f"{found['name']}, tried: {', '.join(outcomes)}"
-    if found["kind"] != "cuda":
-        value += "; load, temperature and power are unknown, and nobody has tried lowcomm on "
-        value += found["kind"]
-    return Finding("device", Severity.OK, value, "", found)
-
-
-def gpus() -> list[DetectedGpu]:
-    """What the driver reports; what can't be read is left out."""
-    # The driver's own tool: torch would take memory of the GPU only to look at it.
-    command = ["nvidia-smi", *_QUERY]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=GPU_DEADLINE, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    lines = re.findall(r"^(.+), (\d+), (\d+)\s*$", done.stdout.decode(errors="replace"), re.M)
-    return [DetectedGpu(name, int(total) << 20, int(free) << 20) for name, total, free in lines]
-
-
-def torch_sees_gpus() -> bool:
-    """Whether torch is built for GPUs."""
-    try:
-        return "+cpu" not in version("torch")
-    except PackageNotFoundError:
-        return False
+        return Finding("gpu", Severity.WARNING, f"can't be tried ({error})", remedy)
+    kind, name, remedy = found["kind"], found["name"], ""
+    if kind == "cpu":
+        value = "torch sees none: trains on the CPU"
+        with suppress(NVMLError):  # no driver of NVIDIA, or no card
+            remedy = f"install a build of torch for CUDA to use the {Card().name}"
+    else:
+        outcomes = (f"{what} {'yes' if can else 'no'}" for what, can in found["tried"].items())
+        tried = ", ".join(outcomes).replace("_", " ")
+        value = f"{name} ({size(found['free'])} free of {size(found['total'])}); tried: {tried}"
+        if kind != "cuda":
+            value += f"; its load, temperature and power are unknown; never tried on {kind}"
+        if device == "cpu":
+            remedy = f"start the node with --device auto: it trains on the CPU beside the {name}"
+        elif found["free"] < LITTLE_GPU:
+            remedy = f"end what else uses the {name}"
+    return Finding("gpu", Severity.WARNING if remedy else Severity.OK, value, remedy, found)
 
 
 CHECKS: Sequence[Check]
-CHECKS = (node, dht, proxy, clock, nat, outside, udp, routes, disk, memory, gpu, device)
+CHECKS = (node, dht, proxy, clock, nat, outside, udp, routes, disk, memory, gpu)
 """In the order in which findings are read."""

@@ -356,7 +356,7 @@ def _gpus(device: str) -> tuple[Gpu, ...]:
     """The graphics cards of NVIDIA that a worker may use."""
     import pynvml
 
-    if device == "cpu":
+    if device.partition(":")[0] not in ("auto", "cuda"):
         return ()
     with suppress(pynvml.NVMLError):  # no driver, or no card
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

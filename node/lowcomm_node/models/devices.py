@@ -62,17 +62,6 @@ def shares_memory(device: torch.device) -> bool:
     return properties is None or bool(getattr(properties(device), "is_integrated", False))
 
 
-def card_of(device: torch.device) -> str:
-    """The UUID of a card of NVIDIA, the name of another accelerator; empty for a processor."""
-    module = module_of(device)
-    if device.type == "cuda" and torch.version.hip is None:
-        uuid = getattr(module.get_device_properties(device), "uuid", "")
-        return uuid and f"GPU-{uuid}"
-    if hasattr(module, "get_device_name"):
-        return module.get_device_name(device)
-    return "" if device.type == "cpu" else device.type.upper()
-
-
 # what a device can do
 
 
@@ -151,17 +140,16 @@ def compiles(device: torch.device) -> bool:
     return torch.allclose(compiled(values), values.exp() * values, rtol=1e-4)
 
 
-def runs_ahead(device: torch.device) -> bool:
-    """Whether steps can be queued on a device before the outcome of those before is known."""
-    return copies_beside(device) and steps_fused(device)
-
-
 def main() -> None:
     """Print as JSON what was tried on the device that ``auto`` takes, and what works."""
-    device, trials = choose_device("auto"), (computes_bf16, steps_fused, copies_beside, compiles)
-    tried = {trial.__name__: trial(device) for trial in trials if device.type != "cpu"}
-    kind = "rocm" if torch.version.hip else device.type
-    print(json.dumps({"kind": kind, "name": card_of(device), "tried": tried}))
+    device = choose_device("auto")
+    found: dict[str, Any] = {"kind": "rocm" if torch.version.hip else device.type, "name": "CPU"}
+    if device.type != "cpu":
+        found["name"] = getattr(module_of(device), "get_device_name", str)(device)
+        found["free"], found["total"] = memory_on(device)
+        trials = computes_bf16, steps_fused, copies_beside, compiles
+        found["tried"] = {trial.__name__: trial(device) for trial in trials}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

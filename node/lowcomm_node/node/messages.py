@@ -103,7 +103,7 @@ class Ready(Answer, name="ready"):
     reckoned: int = 0
     """Estimate of the memory that daemon and trainer need at most, in bytes."""
     gpu: str = ""
-    """UUID of a card of NVIDIA that trains, name of another accelerator; empty for a processor."""
+    """UUID of the card of NVIDIA that trains; empty for another device."""
     duty: float = 1.0
     """Share of the time in which steps compute."""
     unlimited: str = ""

@@ -31,7 +31,7 @@ from lowcomm_node.node.messages import (
     TrainerSettings,
 )
 from lowcomm_node.node.process import STEP_DEADLINE, Trainer
-from lowcomm_node.system.accelerator import Accelerator, Gpu, Processor, Unread, meter_of
+from lowcomm_node.system.accelerator import Accelerator, Gpu, Processor, meter_of
 from lowcomm_node.system.machine import NodeMemory, memory_of, too_much, waited
 from lowcomm_node.system.tasks import Enduring, Tasks, Warn, endure
 
@@ -197,7 +197,7 @@ class Supervisor:
         self._tasks = Tasks()
         self._steps = self._reckoned = 0
         self._pace = TrainerPace(monotonic(), least_silence)
-        self._meter: Gpu | Processor | Unread | None = None
+        self._meter: Gpu | Processor | None = None
         self.accelerator: Accelerator | None = None
         """Load of the device that trains; None until the first look."""
         self.memory: NodeMemory | None = None

@@ -164,8 +164,8 @@ def open_card(flag: str, uuid: str = "", device: str = "cuda") -> Card:
 
     if device.partition(":")[0] not in ("auto", "cuda"):
         raise ConfigError(
-            f"{flag} needs a card of NVIDIA, and the node trains on another device ({device}): "
-            f"drop {flag}; --duty works on any."
+            f"{flag} needs a card of NVIDIA, and the node trains on another device: drop {flag}; "
+            "--duty works on any."
         )
     try:
         return Card(uuid, device)
@@ -215,23 +215,13 @@ class Gpu:
         return latest
 
 
-class Unread:
-    """Meter of an accelerator of which NVIDIA's library knows nothing."""
+def meter_of(device: str, gpu: str, pid: int | None) -> Gpu | Processor | None:
+    """Meter for the device of a trainer, as torch names it; ``gpu``: its UUID, if it is one.
 
-    def __init__(self, name: str) -> None:
-        self._seen = Accelerator(kind="gpu", name=name)
-
-    def look(self, now: float) -> Accelerator:
-        """The device now; ``now``: monotonic seconds."""
-        return self._seen
-
-
-def meter_of(device: str, gpu: str, pid: int | None) -> Gpu | Processor | Unread | None:
-    """Meter for the device of a trainer, as torch names it; ``gpu``: its UUID if it is a card of
-    NVIDIA, the name of another accelerator. None for a processor whose trainer has no process of
-    its own."""
+    None for a GPU of another maker, and for a trainer without a process of its own.
+    """
     if gpu:
-        return Gpu(gpu) if gpu.startswith("GPU-") else Unread(gpu)
+        return Gpu(gpu)
     with suppress(psutil.Error):  # it has ended already
         return Processor(pid) if device == "cpu" and pid is not None else None
     return None

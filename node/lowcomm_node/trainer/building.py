@@ -15,7 +15,7 @@ from lowcomm_node.data.tokenizer import check_tokenizer, keep_tokenizer, use_thr
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.adapters import footprint_of
 from lowcomm_node.models.base import family_of
-from lowcomm_node.models.devices import card_of, choose_device
+from lowcomm_node.models.devices import choose_device
 from lowcomm_node.node.ipc import Arena, TrainerEvent
 from lowcomm_node.node.messages import Ready, Tokenizing, TrainerSettings
 from lowcomm_node.storage.checkpoint import CheckpointStore
@@ -158,6 +158,9 @@ def telling(tell: Callable[[Tokenizing], None]) -> Callable[[int, int, int], Non
 def ready_of(replica: Replica, arena: Arena) -> Ready:
     """What the daemon must know of a replica that was built, resumed or adopted."""
     numels, form = tuple(one.numel for one in replica.plan.fragments), transfer.form_of(replica)
+    uuid = ""  # of the GPU, as NVIDIA's driver writes it
+    if replica.device.type == "cuda" and torch.version.hip is None:
+        uuid = getattr(torch.cuda.get_device_properties(replica.device), "uuid", "")
     return Ready(
         device=str(replica.device),
         parameters=sum(numels),
@@ -176,7 +179,7 @@ def ready_of(replica: Replica, arena: Arena) -> Ready:
         resumed=None,
         runs=tuple(map(tuple, form.fragments)),
         ranges=form.ranges,
-        gpu=card_of(replica.device),
+        gpu=f"GPU-{uuid}" if uuid else "",
         duty=replica.duty.share,
         text=replica.stream.pieces,
     )

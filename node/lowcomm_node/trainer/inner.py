@@ -21,7 +21,7 @@ from lowcomm_node.data import Dataset
 from lowcomm_node.data.packed import stream_of
 from lowcomm_node.models.adapters import adapted
 from lowcomm_node.models.base import build_model, computing, family_of, tensor_specs, trained
-from lowcomm_node.models.devices import compiles, copies_beside, module_of, runs_ahead
+from lowcomm_node.models.devices import compiles, copies_beside, module_of, steps_fused
 from lowcomm_node.models.documents import check_documents
 from lowcomm_node.system.machine import waited
 from lowcomm_node.system.tasks import Readings
@@ -89,7 +89,7 @@ class InnerReplica:
         self.gradient = Gradient(self.model, self._loss_of, spec.train.batch)
         self.duty = Duty(module_of(device).synchronize, partial(waited, os.getpid()))
         self.gradient.rest = self.duty.rest
-        self.runs_ahead = runs_ahead(device)
+        self.runs_ahead = copies_beside(device) and steps_fused(device)
         """Whether steps are queued before the outcome of those before is known."""
         self.clock = SwarmClock()
         self.steps = 0

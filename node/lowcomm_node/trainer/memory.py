@@ -5,7 +5,6 @@ The estimate counts float32 values a token or a parameter, which the model's fam
 ``Footprint``).
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -309,14 +308,14 @@ def check_memory(
 
     def fits(cut: Cut) -> bool:
         needed = estimated(cut)
-        host_bytes = needed.host_bytes + (needed.device_bytes if shared else 0)
-        return host_bytes <= allowed and needed.device_bytes <= vram
+        both = needed.host_bytes + shared * needed.device_bytes
+        return both <= allowed and needed.device_bytes <= vram
 
     cut = choose(spec.train.batch, choices.micro_batch, choices.recompute, fits)
     if cut is None:
         least = estimated(Cut(choices.micro_batch or 1, choices.recompute is not False))
-        host = Counter(least.host) + Counter(least.device if shared else {})
-        _require(spec, host, allowed, "memory", "--max-memory", choices)
+        allowed -= shared * least.device_bytes
+        _require(spec, least.host, allowed, "memory", "--max-memory", choices)
         _require(spec, least.device, vram, "memory of the GPU", "--max-vram", choices)
         cut = Cut(1)
     return estimated(cut), cut

@@ -70,9 +70,7 @@ class CardLimits:
         self._looked = -LOOK_SECONDS
         for flag, value in (("--max-gpu-temp", self._most), ("--gpu-power", watts)):
             if value is not None:
-                self._card = open_card(
-                    flag, uuid, "cuda" if uuid.startswith("GPU-") else uuid or "cpu"
-                )
+                self._card = open_card(flag, uuid, "cuda" if uuid else "other")
         if self._card is not None and self._most is not None:
             self._card.temperature()  # it can be read, or the node ends here
         if self._card is not None and watts is not None:

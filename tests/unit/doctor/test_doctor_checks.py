@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.cards import FakeLibrary
 from helpers.statuses import make_peer, make_status
 from lowcomm_node.doctor import checks
 from lowcomm_node.doctor.checks import Check, Nat, kind_of_nat
@@ -220,11 +221,11 @@ def test_a_swarm_that_does_not_answer_has_an_exit_code_of_its_own(faults: list[s
 async def test_a_network_that_was_not_looked_at_says_how_it_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    trying(monkeypatch, {"kind": "cpu", "name": "", "tried": {}})
+    trying(monkeypatch, {"kind": "cpu", "name": "CPU"})
     for variable in [one for one in os.environ if one.lower() in checks.PROXIES]:
         monkeypatch.delenv(variable)
     found = {one.name: one for one in await check(Observations(home=tmp_path, absent="start it"))}
-    assert set(found) == {"node", "dht", "disk", "memory", "gpu", "device"}
+    assert set(found) == {"node", "dht", "disk", "memory", "gpu"}
     assert (found["node"].state, found["node"].remedy) == (UNKNOWN, "start it")
     assert found["dht"].state is UNKNOWN and "doctor --peers ADDR" in found["dht"].remedy
     monkeypatch.setenv("https_proxy", "http://ada:secret@10.0.0.1:3128")
@@ -275,9 +276,6 @@ def test_an_address_that_there_can_not_be_is_not_believed(address: str):
 
 # machine
 
-GPU = checks.DetectedGpu("H100", 80 * 10**9, 70 * 10**9)
-FULL = GPU._replace(free=10**6)
-
 
 def has(monkeypatch: pytest.MonkeyPatch, **looks: object) -> None:
     """Have looks at this machine see something else."""
@@ -309,16 +307,11 @@ def test_room_on_the_disk_is_held_against_checkpoints(
         ("memory", {"memory_of_machine": (10**9, 10**8)}, FAULT, "100.0 MB free of 1.0 GB"),
         ("memory", {"memory_of_machine": (10**9, 5 * 10**8)}, WARNING, "500.0 MB"),
         ("memory", {"memory_of_machine": (10**10, 5 * 10**9)}, OK, ""),
-        ("gpu", {"gpus": []}, OK, ""),
-        ("gpu", {"gpus": [GPU]}, OK, ""),
-        ("gpu", {"gpus": [GPU], "torch_sees_gpus": False}, WARNING, "CUDA to use the H100"),
-        ("gpu", {"gpus": [FULL]}, WARNING, "nvidia-smi"),
     ],
 )
 def test_this_machine_is_judged(
     monkeypatch: pytest.MonkeyPatch, one: str, looks: dict[str, Any], state: Severity, words: str
 ):
-    has(monkeypatch, torch_sees_gpus=True)
     has(monkeypatch, **looks)
     found = finding(getattr(checks, one))
     assert found.state is state and words in found.remedy and bool(found.remedy) == bool(words)
@@ -331,30 +324,47 @@ def trying(monkeypatch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "never"),
+    ("kind", "free", "trains_on", "words", "remedy"),
     [
-        ("cuda", "One, tried: computes bf16: yes, compiles: no", "nobody"),
-        ("rocm", "compiles: no; load, temperature and power are unknown, and nobody", "-"),
-        ("mps", "nobody has tried lowcomm on mps", "cuda"),
+        ("cuda", 70, None, "tried: computes bf16 yes, compiles no", ""),
+        ("cuda", 70, "cuda:0", "trains on cuda:0: nothing is tried", ""),
+        ("cuda", 70, "cpu", "One (70.0 GB free of 80.0 GB)", "--device auto"),
+        ("cuda", 0, None, "One (0 B free", "end what else uses the One"),
+        ("rocm", 70, None, "temperature and power are unknown; never tried on rocm", ""),
+        ("mps", 70, None, "never tried on mps", ""),
     ],
 )
-def test_what_was_tried_on_a_device_is_said_with_its_outcome(
-    monkeypatch: pytest.MonkeyPatch, kind: str, words: str, never: str
+def test_a_gpu_is_said_to_do_what_was_tried_and_to_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    free: int,
+    trains_on: str | None,
+    words: str,
+    remedy: str,
 ):
-    trying(
-        monkeypatch,
-        {"kind": kind, "name": "One", "tried": {"computes_bf16": True, "compiles": False}},
-    )
-    found = finding(checks.device)
-    assert found.state is OK and words in found.value and never not in found.value, found
+    seen = {"kind": kind, "name": "One", "free": free * 10**9, "total": 80 * 10**9}
+    trying(monkeypatch, {**seen, "tried": {"computes_bf16": True, "compiles": False}})
+    status = SimpleNamespace(trainer=SimpleNamespace(device=trains_on))
+    found = finding(checks.gpu, status=status if trains_on else None)
+    assert words in found.value and ("never tried" in found.value) == (kind != "cuda"), found
+    assert remedy in found.remedy and bool(found.remedy) == bool(remedy)
+    assert found.state is (WARNING if remedy else OK)
+
+
+def test_a_card_that_torch_does_not_see_is_a_warning(monkeypatch: pytest.MonkeyPatch):
+    trying(monkeypatch, {"kind": "cpu", "name": "CPU"})
+    assert finding(checks.gpu).state is OK
+    FakeLibrary(monkeypatch)
+    found = finding(checks.gpu)
+    assert found.state is WARNING and "CUDA to use the Large 9" in found.remedy
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="what it can do is not known here")
 def test_a_device_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
-    assert finding(checks.device).figures == {"kind": "cpu", "name": "", "tried": {}}
+    assert finding(checks.gpu).figures == {"kind": "cpu", "name": "CPU"}
     monkeypatch.setattr(checks, "_TRIAL", "lowcomm_node.models.nothing")
-    found = finding(checks.device)
+    found = finding(checks.gpu)
     assert found.state is WARNING and "--device cpu" in found.remedy
 
 

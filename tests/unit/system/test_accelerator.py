@@ -19,7 +19,6 @@ from lowcomm_node.system.accelerator import (
     Card,
     Gpu,
     Processor,
-    Unread,
     meter_of,
     open_card,
 )
@@ -44,9 +43,7 @@ def test_a_driver_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
 def test_what_trains_is_what_is_looked_at():
     assert isinstance(meter_of("cpu", "", os.getpid()), Processor)
     assert meter_of("cpu", "", None) is None
-    unread = meter_of("mps:0", "MPS", os.getpid())
-    assert isinstance(unread, Unread)
-    assert unread.look(1.0) == Accelerator(kind="gpu", name="MPS", load=None, memory_taken=None)
+    assert meter_of("mps:0", "", os.getpid()) is None
     meter = meter_of("cuda:0", "GPU-1", os.getpid())
     assert isinstance(meter, Gpu)
 
@@ -92,7 +89,7 @@ def test_a_card_is_the_one_that_the_trainer_takes(
 
 def test_a_setting_for_a_card_is_refused_in_a_line_where_none_is(monkeypatch: pytest.MonkeyPatch):
     for device in ("cpu", "mps", "xpu:1"):
-        with pytest.raises(ConfigError, match=rf"\({device}\): drop --yield-to-gpu"):
+        with pytest.raises(ConfigError, match="on another device: drop --yield-to-gpu"):
             open_card("--yield-to-gpu", device=device)
     FakeLibrary(monkeypatch).uuid = ""
     with pytest.raises(ConfigError) as caught:
