@@ -32,12 +32,8 @@ def fill_normal(parameter: Tensor, std: float, stream: str) -> None:
 def computing(device: torch.device) -> torch.autocast:
     """A context in which products of matrices are bf16 on a GPU that can; a processor computes in
     fp32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=in_bf16(device))
-
-
-def in_bf16(device: torch.device) -> bool:
-    """Whether training multiplies matrices in bf16 on a device."""
-    return device.type != "cpu" and computes_bf16(device)
+    able = device.type != "cpu" and computes_bf16(device)
+    return torch.autocast(device.type, torch.bfloat16, enabled=able)
 
 
 def as_computed(x: torch.Tensor) -> torch.Tensor:

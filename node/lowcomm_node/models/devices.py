@@ -17,16 +17,8 @@ from torch.optim.adamw import adamw
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.machine import can_compile
 
-Trial = Callable[[torch.device], bool]
 module_of: Callable[[torch.device], Any] = torch.get_device_module
 """What torch offers for one kind of device alone, such as ``torch.cuda``."""
-
-
-def devices_here() -> list[str]:
-    """Names of all devices that torch sees, those of an accelerator first."""
-    kind = torch.accelerator.current_accelerator(check_available=True)
-    numbers = range(torch.accelerator.device_count()) if kind else ()
-    return [f"{kind.type}:{number}" for number in numbers if kind] + ["cpu"]
 
 
 def choose_device(name: str) -> torch.device:
@@ -34,7 +26,9 @@ def choose_device(name: str) -> torch.device:
 
     Raises ConfigError for a device that is not there.
     """
-    here = devices_here()
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    count = torch.accelerator.device_count() if kind else 0
+    here = [*(f"{kind.type}:{number}" for number in range(count) if kind), "cpu"]
     # torch limits the memory of a device only where its number is given.
     wanted = here[0] if name == "auto" else name if name == "cpu" or ":" in name else f"{name}:0"
     if wanted not in here:
@@ -46,8 +40,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def memory_on(device: torch.device) -> tuple[int, int]:
-    """Free bytes of a device's memory and all of them; where the driver does not say what other
-    programs take, all count as free."""
+    """Free bytes of a device's memory, and all; the same where the driver knows no others."""
     module = module_of(device)
     with suppress(AttributeError, RuntimeError):  # MPS has none, nor has every driver of Intel
         return module.mem_get_info(device)
@@ -65,7 +58,7 @@ def shares_memory(device: torch.device) -> bool:
 # what a device can do
 
 
-def _tried(trial: Trial) -> Trial:
+def _tried(trial: Callable[[torch.device], bool]) -> Callable[[torch.device], bool]:
     """A function that makes a trial once for each device; False where torch refuses it."""
 
     @cache
@@ -112,8 +105,7 @@ def steps_fused(device: torch.device) -> bool:
 
 @_tried
 def copies_beside(device: torch.device) -> bool:
-    """Whether copies pass through pinned memory on a stream of their own, and an event says when
-    they have arrived."""
+    """Whether copies of pinned memory run on a stream of their own, until an event."""
     if device.type == "cpu":
         return False
     module = module_of(device)
@@ -131,8 +123,7 @@ def copies_beside(device: torch.device) -> bool:
 
 @_tried
 def compiles(device: torch.device) -> bool:
-    """Whether torch's compiler builds kernels for an accelerator. On a processor it takes a minute
-    and saves nothing."""
+    """Whether torch builds kernels for an accelerator; a processor waits long and gains little."""
     if device.type == "cpu" or not can_compile():
         return False
     values = torch.linspace(-1, 1, 1000, device=device)

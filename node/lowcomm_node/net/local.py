@@ -11,8 +11,7 @@ from lowcomm_node.net.p2pd import runtime_folder
 
 ABSTRACT = sys.platform == "linux"
 _CREDENTIALS = "3i"
-_SOL_LOCAL, _LOCAL_PEERPID = 0, 2
-"""Of sys/un.h on macOS."""
+_SOL_LOCAL, _LOCAL_PEERPID = 0, 2  # of sys/un.h on macOS
 
 
 def new_name(end: str = "sock") -> str:

@@ -163,10 +163,7 @@ def open_card(flag: str, uuid: str = "", device: str = "cuda") -> Card:
     import pynvml
 
     if device.partition(":")[0] not in ("auto", "cuda"):
-        raise ConfigError(
-            f"{flag} needs a card of NVIDIA, and the node trains on another device: drop {flag}; "
-            "--duty works on any."
-        )
+        raise ConfigError(f"{flag} is for cards of NVIDIA; this is another device: drop {flag}.")
     try:
         return Card(uuid, device)
     except pynvml.NVMLError as error:

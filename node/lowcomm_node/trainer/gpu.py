@@ -81,8 +81,7 @@ class Landing:
     def wait(self) -> tuple[Tensor, ...]:
         """The vectors, for work that is asked for from now on by this thread."""
         if self.ready is not None:
-            device = self.vectors[0].device
-            stream = module_of(device).current_stream(device)
+            stream = module_of(self.vectors[0].device).current_stream(self.vectors[0].device)
             stream.wait_event(self.ready)
             for vector in self.vectors:
                 vector.record_stream(stream)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.models.base import Model, in_bf16, trained
-from lowcomm_node.models.devices import steps_fused
+from lowcomm_node.models.base import Model, trained
+from lowcomm_node.models.devices import computes_bf16, steps_fused
 from lowcomm_node.trainer.moments import Packed, generator_of, slices, zeros
 from lowcomm_protocol.spec.sections import TrainSettings
 
@@ -231,7 +231,7 @@ class InnerOptimizer:
         self._adamw = AdamW(others, train, moments)
         self._parts: list[AdamW | BatchedMuon] = [self._adamw]
         if by_muon:
-            moved, gpu = list(by_muon.values()), in_bf16(device)
+            moved, gpu = list(by_muon.values()), device.type != "cpu" and computes_bf16(device)
             settings = train.muon_momentum, train.weight_decay
             self._parts.append(BatchedMuon(moved, *settings, gpu, moments))
         self._part_of = {name: self._parts[name in by_muon] for name in self._weights}

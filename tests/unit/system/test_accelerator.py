@@ -89,7 +89,7 @@ def test_a_card_is_the_one_that_the_trainer_takes(
 
 def test_a_setting_for_a_card_is_refused_in_a_line_where_none_is(monkeypatch: pytest.MonkeyPatch):
     for device in ("cpu", "mps", "xpu:1"):
-        with pytest.raises(ConfigError, match="on another device: drop --yield-to-gpu"):
+        with pytest.raises(ConfigError, match="is another device: drop --yield-to-gpu"):
             open_card("--yield-to-gpu", device=device)
     FakeLibrary(monkeypatch).uuid = ""
     with pytest.raises(ConfigError) as caught:

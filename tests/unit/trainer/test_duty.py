@@ -138,6 +138,6 @@ def test_power_is_only_lowered_and_without_root_a_node_says_how_and_rests(
     with pytest.raises(ConfigError, match=r"--gpu-power 90: Large 9 takes 100 to 300 W: choose"):
         limits(gpu_power=90)
     for setting in ("max_gpu_temp", "gpu_power"):
-        with pytest.raises(ConfigError, match="another device: drop --"):
+        with pytest.raises(ConfigError, match="is another device: drop --"):
             limits("", **{setting: 80})
     assert not limits("").is_hot(1e9)
