@@ -56,7 +56,7 @@ def household_messages() -> Made:
         Ask(ask="start", settings={"a": [1, 2.5, None, {"b": "ö"}]}),
         Description(
             name="lender", release="0.2.0", cores=7.5, free_bytes=1, gpus=(gpu,), computes_for="",
-            last_end="The worker ended with exit code 1.\nwhy",
+            last_end="The worker ended: exit code 1.\nwhy",
         ),
         Started(),
         Refusal(refusal="It computes for another head."),

@@ -41,6 +41,11 @@ match settings["do"]:
         sock.sendall(b"last words" * 100_000)
         print("first line", *range(1000), file=sys.stderr)
         sys.exit("the reason why")
+    case "leave":
+        # A child holds the socket open, and the last bytes do not fit into it at once.
+        if os.fork() == 0:
+            time.sleep(1000)
+        sock.sendall(b"last words" * 10_000)
     case "grow":
         held = b"x" * 300_000_000
         sock.recv(1)

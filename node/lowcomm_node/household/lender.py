@@ -11,11 +11,13 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from time import monotonic
 from typing import Any
 
@@ -50,7 +52,9 @@ REAP_DEADLINE = 5.0
 DRIVER_DEADLINE = 5.0
 """Seconds for the driver of a GPU to answer."""
 TAIL = 2000
-"""Last characters of a worker's output that are kept."""
+"""Last bytes of a worker's output that are kept."""
+PIPE_BYTES = 64 * 1024
+"""What a pipe of Linux holds."""
 LOOK = 1.0
 """Seconds between two looks at the code, the worker's memory and the paired machines."""
 
@@ -77,61 +81,58 @@ def listen(port: int, host: str = "") -> socket.socket:
 class _Worker:
     """A process that computes for a head."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
-        self.process, self.socket = process, sock
-        self.reason = ""
-        """Why this machine has ended it, if it has."""
-        self._output = bytearray()
-        self._reading = start(self._read())
-
-    @classmethod
-    async def start(cls, command: Sequence[str], settings: bytes) -> "_Worker":
+    def __init__(self, command: Sequence[str], settings: bytes) -> None:
         """Start the process. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        with theirs:
+        self.socket, theirs = socket.socketpair()
+        with theirs, TemporaryFile() as file:
+            file.write(settings)
+            file.seek(0)
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    str(theirs.fileno()),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
+                self.process = subprocess.Popen(
+                    [*command, str(theirs.fileno())],
+                    stdin=file,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # a Ctrl-C at the terminal is the lender's to answer
                 )
             except OSError:
-                ours.close()
+                self.socket.close()
                 raise
-        assert process.stdin is not None
-        process.stdin.write(settings)
-        process.stdin.close()
-        return cls(process, ours)
+        self.ended = start(asyncio.to_thread(self.process.wait))
+        self.reason = ""
+        """Why this machine has ended it, if it has."""
+        self._output = bytearray()
+        assert self.process.stdout is not None
+        self._pipe = self.process.stdout
+        os.set_blocking(self._pipe.fileno(), False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._pipe, self._read)
 
     async def end(self, patience: float) -> str:
         """End it unless it ends within ``patience`` seconds; how it ended, in words."""
         self.socket.close()
         try:
-            if patience:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self.process.wait(), patience)
+            await asyncio.wait({self.ended}, timeout=patience)
         finally:
-            if self.process.returncode is None:
-                with suppress(ProcessLookupError):
-                    self.process.kill()
-        code = await self.process.wait()
-        await asyncio.wait({self._reading}, timeout=REAP_DEADLINE)  # a child of it may live on
-        self._reading.cancel()
-        how = (
-            f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        )
+            self.process.kill()  # does nothing where it has ended
+            self._read()
+            self._loop.remove_reader(self._pipe)
+            self._pipe.close()
+        code = await asyncio.shield(self.ended)
+        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended: exit code {code}"
         lines = [clean(line) for line in self._output.decode(errors="replace").splitlines()]
         return "\n".join([self.reason or f"The worker {how}.", *lines])
 
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        while data := await self.process.stdout.read(TAIL):
-            self._output += data
-            del self._output[:-TAIL]
+    def _read(self) -> None:
+        """Take in what it has written: a child of it may hold the pipe open."""
+        data = b""
+        with suppress(BlockingIOError):
+            data = os.read(self._pipe.fileno(), PIPE_BYTES)
+            if not data:
+                self._loop.remove_reader(self._pipe)
+        self._output += data
+        del self._output[:-TAIL]
 
 
 @dataclass
@@ -292,25 +293,24 @@ class Lender:
             raise LinkLost("sent settings that are no JSON") from None
         name, is_local = lending.head.name, False
         try:
-            worker = lending.worker = await _Worker.start(self._command, settings)
+            worker = lending.worker = _Worker(self._command, settings)
         except OSError as error:
             text = f"{self._household.name} can't start a worker: {error.strerror}."
             await stream.send(Refusal(refusal=text))
             return
         self._tell("started", f"{name} computes here, in process {worker.process.pid}.")
-        works: list[asyncio.Task[Any]] = []
+        carrying = None
         try:
             await stream.send(Started())
-            carrying, ending = start(stream.carry(worker.socket)), start(worker.process.wait())
-            works += [carrying, ending]
-            await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+            carrying = start(stream.carry(worker.socket))
+            await asyncio.wait({carrying, worker.ended}, return_when=asyncio.FIRST_COMPLETED)
             if not carrying.done():
                 worker.socket.shutdown(socket.SHUT_RD)  # what it has written still goes out
             is_local = await carrying
         finally:
-            for work in works:
-                work.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
+            if carrying is not None:
+                carrying.cancel()
+                await asyncio.gather(carrying, return_exceptions=True)
             reason = await worker.end(REAP_DEADLINE if is_local else 0.0)
             self._last_end = lending.head.key, reason
             why = f" {reason}" if is_local else ""
@@ -331,7 +331,7 @@ class Lender:
             if lending.head not in self._heads.values():
                 lending.task.cancel()
             worker = lending.worker
-            if worker is not None and worker.process.returncode is None and bound is not None:
+            if worker is not None and not worker.ended.done() and bound is not None:
                 taken = memory_of(worker.process.pid)
                 if taken > bound:
                     worker.reason = (

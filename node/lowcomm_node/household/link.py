@@ -236,7 +236,8 @@ class Link:
         self.lender = lender
         self._home = home
         ours, self.socket = socket.socketpair()
-        """The head's end. Who passes it to a process closes it here."""
+        """The head's end, which sees its end or ECONNRESET when the link ends. Who passes it to a
+        process closes it here."""
         self._carrying = start(self._carry(stream, ours))
 
     async def ended(self) -> str:
@@ -260,9 +261,7 @@ class Link:
     async def _carry(self, stream: SecureStream, ours: socket.socket) -> bool:
         try:
             with ours:
-                is_local = await stream.carry(ours)
-            await stream.finish()
-            return is_local
+                return await stream.carry(ours)
         finally:
             stream.close()
 

@@ -192,6 +192,10 @@ def test_what_was_heard_of_a_pairing_opens_no_other(
     with pytest.raises(LinkLost, match="another code"):
         again.check(make_hello(lender), old, 0.0)
     assert not request.accepts(Consent(proof=request.proposal.proof)), "no proof serves both ways"
+    other = json.loads(old) | {"key": lender.key}
+    with pytest.raises(LinkLost, match="another code"):
+        again.check(hello, json.dumps(other).encode(), 0.0)
+    assert again.check(hello, old, 0.0)
 
 
 def test_a_code_holds_for_ten_minutes(
