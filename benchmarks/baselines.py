@@ -48,7 +48,7 @@ def allreduce(
         for stream in streams:
             (replica.loss(*stream.next_batch()) / peers).backward()
         nn.utils.clip_grad_norm_(replica.model.parameters(), train.clip)
-        replica.optimizer.step(replica.clock.step, spec.run.steps)
+        replica.optimizer.step(replica.rate, replica.clock.step)
         replica.clock.tick()
         if every and step % every == 0:
             sent = round(ring_bytes(parameters, peers, step))

@@ -347,7 +347,7 @@ def _stream(run: RunSpec, text: Dataset, peer: str) -> TrainStream:
 
 def _step(replica: Replica) -> None:
     nn.utils.clip_grad_norm_(replica.model.parameters(), replica.spec.train.clip)
-    replica.optimizer.step(replica.clock.step, replica.spec.run.steps)
+    replica.optimizer.step(replica.rate, replica.clock.step)
     replica.steps += 1
     replica.clock.tick()
 

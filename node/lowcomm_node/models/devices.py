@@ -21,14 +21,29 @@ module_of: Callable[[torch.device], Any] = torch.get_device_module
 """What torch offers for one kind of device alone, such as ``torch.cuda``."""
 
 
+def devices_here() -> list[str]:
+    """Names of all devices that torch sees, those of an accelerator first."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    count = torch.accelerator.device_count() if kind else 0
+    return [*(f"{kind.type}:{number}" for number in range(count) if kind), "cpu"]
+
+
+def devices_of(names: str) -> list[str]:
+    """The devices that an owner names: one, ``all`` of an accelerator, or several by number or
+    name, with commas between them."""
+    here = devices_here()
+    if names == "all":
+        return here[:-1] or here
+    kind = here[0].partition(":")[0]
+    return [f"{kind}:{name}" if name.isdigit() else name for name in names.split(",")]
+
+
 def choose_device(name: str) -> torch.device:
     """``auto`` takes an accelerator where there is one; ``cuda`` is the first of that kind.
 
     Raises ConfigError for a device that is not there.
     """
-    kind = torch.accelerator.current_accelerator(check_available=True)
-    count = torch.accelerator.device_count() if kind else 0
-    here = [*(f"{kind.type}:{number}" for number in range(count) if kind), "cpu"]
+    here = devices_here()
     # torch limits the memory of a device only where its number is given.
     wanted = here[0] if name == "auto" else name if name == "cpu" or ":" in name else f"{name}:0"
     if wanted not in here:

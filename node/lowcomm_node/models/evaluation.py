@@ -45,11 +45,11 @@ def held_out_loss(model: Model, dataset: Dataset, context: int) -> float:
     """Mean cross-entropy in nats a learned token over ``EVALUATION_TOKENS`` of held-out text."""
     count = max(1, EVALUATION_TOKENS // context)
     tokens, targets = held_out_windows(dataset.held_out, context, count, seed=0)
-    return _total_loss(model, tokens, targets) / _learned_windows(targets)
+    return total_loss(model, tokens, targets) / _learned_windows(targets)
 
 
 def evaluate(
-    model: Model,
+    total_of: Callable[[Tensor, Tensor], float],
     dataset: Dataset,
     context: int,
     *,
@@ -57,7 +57,10 @@ def evaluate(
     seconds: float = EVALUATION_SECONDS,
     clock: Callable[[], float] = monotonic,
 ) -> Evaluation:
-    """The same over as many tokens as ``seconds`` allow, and at most as many as ``like`` had."""
+    """The same over as many tokens as ``seconds`` allow, and at most as many as ``like`` had.
+
+    ``total_of``: ``total_loss`` of a model.
+    """
     count = max(1, EVALUATION_TOKENS // context)
     tokens, targets = held_out_windows(dataset.held_out, context, count, seed=0)
     stop, length = len(tokens), context
@@ -65,7 +68,7 @@ def evaluate(
         stop, length = min(stop, like.windows), like.tokens // like.windows
     total, done, began, tried = 0.0, 0, clock(), BEGINNING
     while tried < length:
-        loss = _total_loss(model, tokens[:1, :tried], targets[:1, :tried])
+        loss = total_of(tokens[:1, :tried], targets[:1, :tried])
         # Twice as many tokens take up to four times as long.
         if 5 * (clock() - began) > seconds:
             return Evaluation(loss / _learned_windows(targets[:1, :tried]), 1, tried)
@@ -73,7 +76,7 @@ def evaluate(
     tokens, targets = tokens[:, :length], targets[:, :length]
     while done < stop:
         part = slice(done, min(stop, max(1, 2 * done)))
-        total += _total_loss(model, tokens[part], targets[part])
+        total += total_of(tokens[part], targets[part])
         done = part.stop
         # The next part is as large as all before it.
         if 2 * (clock() - began) > seconds:
@@ -82,7 +85,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def _total_loss(model: Model, tokens: Tensor, targets: Tensor) -> float:
+def total_loss(model: Model, tokens: Tensor, targets: Tensor) -> float:
     """The sum of the losses of windows, each by its share of learned tokens."""
     device = next(model.parameters()).device
     was_training = model.training

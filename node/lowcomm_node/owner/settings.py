@@ -110,8 +110,9 @@ Run = Annotated[
 """``NAME`` or ``NAME@FINGERPRINT``."""
 Invite = Annotated[SecretStr, AfterValidator(_check_invite)]
 PeerName = Annotated[str, AfterValidator(_check_name)]
-DEVICES = "auto, cpu, mps, cuda, cuda:N, xpu or xpu:N"
-Device = Annotated[str, _matching(r"auto|cpu|mps|(cuda|xpu)(:\d{1,2})?", DEVICES)]
+DEVICES = "auto, all, cpu, mps, cuda, cuda:N, xpu or xpu:N, or several such as 0,1"
+_ONE = r"(cpu|(cuda:|xpu:)?\d{1,2})"
+Device = Annotated[str, _matching(rf"auto|all|cpu|mps|cuda|xpu|{_ONE}(,{_ONE}){{0,15}}", DEVICES)]
 Checkpointing = Annotated[str, _matching("auto|on|off", "auto, on or off")]
 """Of activations."""
 Moments = Annotated[str, _matching("fp32|bf16|int8", "fp32, bf16 or int8")]

@@ -15,7 +15,7 @@ from lowcomm_node.data.tokenizer import check_tokenizer, keep_tokenizer, use_thr
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.adapters import footprint_of
 from lowcomm_node.models.base import family_of
-from lowcomm_node.models.devices import choose_device
+from lowcomm_node.models.devices import choose_device, devices_of
 from lowcomm_node.node.ipc import Arena, TrainerEvent
 from lowcomm_node.node.messages import Ready, Tokenizing, TrainerSettings
 from lowcomm_node.storage.checkpoint import CheckpointStore
@@ -26,8 +26,10 @@ from lowcomm_node.trainer import memory, state, transfer
 from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.gpu import prepare, use
 from lowcomm_node.trainer.micro_batch import RECOMPUTE
+from lowcomm_node.trainer.ranks import Orders, Ranks
 from lowcomm_node.trainer.rehearsal import rehearse
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_node.trainer.world import ALONE, World
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.codecs.kernels import compiled_here
 from lowcomm_protocol.exchange.kinds import GROUP, kind_of
@@ -41,11 +43,15 @@ PAGE_BYTES = 4096
 
 
 def build(
-    settings: TrainerSettings, shared: int, tell: Callable[[TrainerEvent], None]
+    settings: TrainerSettings,
+    shared: int,
+    tell: Callable[[TrainerEvent], None],
+    on_lost: Callable[[str], None],
 ) -> tuple[Replica, CheckpointStore, Arena, Ready]:
     """Build the replica, and resume it from the newest usable checkpoint.
 
-    ``shared`` is the descriptor of the memory file. Raises ConfigError, DataError, DiskFull.
+    ``shared`` is the descriptor of the memory file; ``on_lost`` is called, on another thread, if
+    another process of the replica ends. Raises ConfigError, DataError, DiskFull.
     """
     spec, home = parse_canonical(settings.spec), Path(settings.home)
     cores = cores_allowed()
@@ -53,7 +59,11 @@ def build(
         # Torch counts the machine's cores; threads beyond a limit on them only slow each other.
         torch.set_num_threads(settings.threads or ceil(cores))
     family_of(spec.model).check(spec.model)
-    device = choose_device(settings.device)
+    names = devices_of(settings.device)
+    ranks = Ranks(names, on_lost) if len(names) > 1 else None
+    device, size = choose_device(names[0] if ranks is None else ranks.device), 1
+    if ranks is not None:
+        size = ranks.size
     prepare(device, Paths(home).compiled)
     use(device)
     limits = (settings.max_memory, settings.max_vram)
@@ -62,7 +72,7 @@ def build(
     rehearse(spec.sync)  # first, as what compiling takes counts
     compiled = compiled_here() > 0
     estimate, cut = memory.check_memory(
-        spec, device, *limits, settings.exchanges, choices, compiled
+        spec, device, *limits, settings.exchanges, choices, compiled, size
     )
     memory.limit_vram(device, settings.max_vram)
     disk_quota = DiskQuota(home, settings.max_disk)
@@ -74,7 +84,21 @@ def build(
         raise ConfigError(
             "The weights that this run adapts are not here: name them with --weights."
         )
-    replica = Replica(spec, settings.peer_id, dataset, device, None, run_id, course, files, moments)
+    world = ALONE
+    if ranks is not None:
+        orders = Orders(
+            spec=settings.spec,
+            world=World(shards=spec.adapter is None and size > 1),
+            home=settings.home.as_posix(),
+            start=settings.start,
+            moments=moments,
+            threads=max(1, torch.get_num_threads() // size),
+            max_vram=settings.max_vram,
+        )
+        world = ranks.meet(device, orders)
+    replica = Replica(
+        spec, settings.peer_id, dataset, device, None, run_id, course, files, moments, ranks, world
+    )
     if settings.slow and memory.is_mapped(spec):
         disk_quota.require(memory.slow_bytes(spec), "Slow weights")
         replica.keep_in_files(Path(settings.slow))

@@ -8,28 +8,30 @@ next one is queued, too.
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from zlib import crc32
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.packed import stream_of
 from lowcomm_node.models.adapters import adapted
-from lowcomm_node.models.base import build_model, computing, family_of, tensor_specs, trained
-from lowcomm_node.models.devices import compiles, copies_beside, module_of, steps_fused
+from lowcomm_node.models.base import Model, build_model, family_of, trained
+from lowcomm_node.models.cross_entropy import count_learned
+from lowcomm_node.models.devices import module_of
 from lowcomm_node.models.documents import check_documents
 from lowcomm_node.system.machine import waited
 from lowcomm_node.system.tasks import Readings
-from lowcomm_node.trainer.gpu import loss_of
-from lowcomm_node.trainer.micro_batch import Gradient
-from lowcomm_node.trainer.optimizer import InnerOptimizer
+from lowcomm_node.trainer.optimizer import learning_rate
+from lowcomm_node.trainer.ranks import Ranks
 from lowcomm_node.trainer.rest import Duty
-from lowcomm_protocol.plan import SwarmClock, plan_fragments
+from lowcomm_node.trainer.shard import Shard, Step
+from lowcomm_node.trainer.world import ALONE, World
+from lowcomm_protocol.plan import SwarmClock
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -43,7 +45,7 @@ class StepOutcome:
     loss: float
 
 
-class InnerReplica:
+class InnerReplica(Shard):
     """The model, its inner optimizer, and the text that it trains on."""
 
     def __init__(
@@ -57,40 +59,38 @@ class InnerReplica:
         course: SpecTimeline | None = None,
         base: Sequence[Path] = (),
         moments: str = "fp32",
+        ranks: Ranks | None = None,
+        world: World = ALONE,
     ) -> None:
         """``run_id``: of the signed run; None in a simulation. ``course``: its amendments.
         ``base``: the files of weights that an adapter is of. ``moments``: how the optimizer keeps
-        its own."""
-        self.spec = spec
+        its own. ``ranks``: other processes that it trains with, and ``world``, what we are among
+        them."""
         self.peer_id = peer_id
         self.dataset = dataset
-        self.device = device
         self.run_id = run_id or spec.run_id
         self.course = course or SpecTimeline(spec)
         """The settings of training over swarm steps; all else is ``spec``'s."""
         check_documents(spec, dataset.tokenizer)
         if spec.adapter is not None:
-            self.model = adapted(spec.model, spec.adapter, spec.run.seed, base, device)
+            model = adapted(spec.model, spec.adapter, spec.run.seed, base, device)
         elif spec.start.files:  # they or a checkpoint set the weights
-            self.model = family_of(spec.model).blank(spec.model).to(device)
+            model = family_of(spec.model).blank(spec.model)
         else:
-            self.model = build_model(spec.model, spec.run.seed).to(device)
+            model = build_model(spec.model, spec.run.seed)
         if spec.train.document_mask:
-            self.model.separator = dataset.tokenizer.separator
-        self.weights: dict[str, Tensor] = dict(trained(self.model))
-        self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
-        self.optimizer = InnerOptimizer(self.model, spec.train, device, moments)
+            model.separator = dataset.tokenizer.separator
+        whole = dict(trained(model)) if world.shards else {}
+        if not world.shards:
+            model.to(device)
+        super().__init__(model, spec, device, compiled, moments, world)
         self.stream = stream_of(
             dataset.train, spec, peer_id, lambda: [part.share for part in self.now.data.parts]
         )
         self.readings = Readings()
         """Reads of weights and moments on other threads; changes of them wait for these."""
-        self.loss = loss_of(self.model, compiles(device) if compiled is None else compiled)
-        self.gradient = Gradient(self.model, self._loss_of, spec.train.batch)
         self.duty = Duty(module_of(device).synchronize, partial(waited, os.getpid()))
         self.gradient.rest = self.duty.rest
-        self.runs_ahead = copies_beside(device) and steps_fused(device)
-        """Whether steps are queued before the outcome of those before is known."""
         self.clock = SwarmClock()
         self.steps = 0
         """Inner steps done, skipped ones included."""
@@ -101,11 +101,20 @@ class InnerReplica:
         self.skipped_in_a_row = 0
         self.unsettled = deque[tuple[int, int, Callable[[], list[float]]]]()
         """Own steps, clock, and a function that waits for loss and norm of the gradient."""
+        self.ranks = ranks
+        if ranks is not None:
+            ranks.begin(self)
+            ranks.load_weights(whole)
 
     @property
     def now(self) -> RunSpec:
         """The settings that hold at this swarm step."""
         return self.course.at(self.clock.step)
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the next step."""
+        return learning_rate(self.now.train, self.clock.step, self.now.run.steps)
 
     def inner_step(self) -> float:
         """Train on one batch; the loss in nats a token. A step without finite loss and gradient is
@@ -119,31 +128,18 @@ class InnerReplica:
     def take_step(self) -> None:
         """The same without waiting for a GPU: ``settle`` gives its outcome."""
         self.duty.begin()
-        if self.model.draws:  # the same values after a restart
-            torch.manual_seed(crc32(f"{self.peer_id}:{self.steps}".encode()))
-        batch = self.stream.next_batch()
-        if pinned := copies_beside(self.device):  # copied without waiting for earlier steps
-            batch = batch[0].pin_memory(), batch[1].pin_memory()
-        tokens, targets = (one.to(self.device, non_blocking=pinned) for one in batch)
-        loss = self.gradient.of(tokens, targets)
-        norm = nn.utils.clip_grad_norm_(self.weights.values(), self.spec.train.clip)
-        both, now = torch.stack((loss.float(), norm.float())), self.now
-        self.readings.wait()
-        if self.runs_ahead:
-            bad = both.isfinite().all().logical_not()
-            self.optimizer.step(self.clock.step, now.run.steps, now.train, unless=bad)
-            figures = read_later(both)
-        else:
-            known = both.tolist()
-            if all(map(math.isfinite, known)):
-                self.optimizer.step(self.clock.step, now.run.steps, now.train)
-            else:
-                self.model.zero_grad(set_to_none=True)
-            figures = partial(list, known)
+        tokens, targets = self.stream.next_batch()
+        learned = 0 if self.ranks is None else int(count_learned(targets))
+        seed = crc32(f"{self.peer_id}:{self.steps}".encode())
+        train = self.train if self.ranks is None else self.ranks.train
+        figures = train(tokens, targets, Step(self.clock.step, self.rate, learned, seed))
         self.steps += 1
         self.clock.tick()
         self.unsettled.append((self.steps, self.clock.step, figures))
         self.duty.rest()
+
+    def before_update(self) -> None:
+        self.readings.wait()
 
     def settle(self) -> StepOutcome:
         """Count the oldest step not counted yet in ``tokens`` or ``skipped``; waits for the
@@ -158,20 +154,43 @@ class InnerReplica:
             self.skipped_in_a_row += 1
         return StepOutcome(steps, swarm_step, loss)
 
-    def _loss_of(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        with computing(self.device):
-            return self.loss(tokens, targets)
+    def total_loss(self, tokens: Tensor, targets: Tensor) -> float:
+        """The sum of the losses of windows, each by its share of learned tokens."""
+        if self.ranks is not None:
+            return self.ranks.total_loss(tokens, targets)
+        return self.loss_here(tokens, targets)
 
+    # weights and moments in host memory, wherever they are
 
-def read_later(figures: Tensor) -> Callable[[], list[float]]:
-    """A function that reads values of a GPU, and waits for nothing queued after this call."""
-    copied = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
-    copied.copy_(figures, non_blocking=True)
-    arrived = module_of(figures.device).Event()
-    arrived.record()
+    def all_weights(self, copied: bool = True) -> dict[str, Tensor]:
+        """All weights by name. Without ``copied`` the next step may change them."""
+        if self.ranks is not None:
+            return self.ranks.weights()
+        return {name: one.detach().to("cpu", copy=copied) for name, one in self.weights.items()}
 
-    def read() -> list[float]:
-        arrived.synchronize()
-        return copied.tolist()
+    def all_moments(self, copied: bool = True) -> dict[str, Tensor]:
+        """All moments of the optimizer, as ``InnerOptimizer.moments``."""
+        return self.optimizer.moments(copied) if self.ranks is None else self.ranks.moments()
 
-    return read
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace all weights."""
+        if self.ranks is not None:
+            self.ranks.load_weights(weights)
+            return
+        for name, one in weights.items():
+            self.weights[name].copy_(one)
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Replace all moments. Raises CheckpointError for values that no training reaches."""
+        (self.optimizer.restore if self.ranks is None else self.ranks.load_moments)(moments)
+
+    @torch.no_grad()
+    def whole_model(self) -> Model:
+        """The model, to write with: of a sharded one a copy in host memory."""
+        if not self.world.shards:
+            return self.model
+        model, weights = family_of(self.spec.model).blank(self.spec.model), self.all_weights()
+        for name, one in trained(model).items():
+            one.copy_(weights[name])
+        return model

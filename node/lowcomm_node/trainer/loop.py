@@ -30,7 +30,7 @@ from lowcomm_node.models.adapters import unadapted
 from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.models.writing import Writer
 from lowcomm_node.node import messages
-from lowcomm_node.node.ipc import Answer, Request, TrainerPipe
+from lowcomm_node.node.ipc import Answer, FailureKind, Request, TrainerPipe
 from lowcomm_node.node.messages import Done, refusal_of
 from lowcomm_node.system.tasks import Stages
 from lowcomm_node.trainer import transfer
@@ -104,9 +104,11 @@ class TrainerLoop:
             self.limits.free()
 
     def end_threads(self) -> None:
-        """End the threads beside the loop, once their work is done."""
+        """End the threads beside the loop, once their work is done, and other ranks."""
         for executor in (self._coder, self._writer):
             executor.shutdown()
+        if self._exchanges is not None and self.replica.ranks is not None:
+            self.replica.ranks.stop()
 
     # requests
 
@@ -161,7 +163,9 @@ class TrainerLoop:
 
     def _build(self, request: messages.Build) -> messages.Ready:
         settings, at_boundary = request.settings, self._boundary.put
-        replica, self.store, self.arena, ready = build(settings, self._memory, self._pipe.tell)
+        replica, self.store, self.arena, ready = build(
+            settings, self._memory, self._pipe.tell, self._report_lost
+        )
         self.replica = replica
         self.limits = CardLimits(settings, ready.gpu)
         replica.duty.share = min(replica.duty.share, self.limits.share)
@@ -216,10 +220,11 @@ class TrainerLoop:
 
     def _generate(self, request: messages.Generate) -> messages.Generated:
         replica = self.replica
-        writer = Writer(replica.model, replica.dataset.tokenizer, replica.spec.export)
+        model = replica.whole_model()
+        writer = Writer(model, replica.dataset.tokenizer, replica.spec.export)
         count = min(MAX_GENERATED, request.tokens)
         asked = request.chat or request.prompt
-        with unadapted(replica.model) if request.before else nullcontext():
+        with unadapted(model) if request.before else nullcontext():
             text = writer.text(asked, count, request.temperature, request.seed)
         return messages.Generated(text=text)
 
@@ -282,6 +287,8 @@ class TrainerLoop:
             self._settle()
             with self._waits.during("save"):
                 self._states.save()
+            if replica.ranks is not None and (device := replica.ranks.returned()):
+                raise TrainerError(f"{device} can be used again: the trainer starts anew with it.")
         self._report_if_finished()
 
     def _settle(self, but: int = 0) -> None:
@@ -307,7 +314,7 @@ class TrainerLoop:
         replica = self.replica
         self._pipe.tell(messages.Evaluating())
         context, first = replica.spec.model.context, self._first_evaluation
-        evaluation = evaluate(replica.model, replica.dataset, context, like=first)
+        evaluation = evaluate(replica.total_loss, replica.dataset, context, like=first)
         self._first_evaluation = first or evaluation
         self._pipe.tell(
             messages.Evaluated(
@@ -340,6 +347,10 @@ class TrainerLoop:
                 waited={why: round(spent, 3) for why, spent in self._waits.seconds.items()},
             )
         )
+
+    def _report_lost(self, reason: str) -> None:
+        """Another rank has died; the daemon ends this one, which may wait for it."""
+        self._pipe.tell(messages.TrainerFailed(reason=reason, kind=FailureKind.DIED))
 
     def _report_skipped(self, outcome: StepOutcome) -> None:
         row, steps = self.replica.skipped_in_a_row, outcome.steps

@@ -31,6 +31,8 @@ MIB, GIB = 1024**2, 1024**3
 DAEMON, TRAINER, CUDA_TRAINER, CUDA_DEVICE = 120 * MIB, 230 * MIB, 2000 * MIB, 600 * MIB
 """The daemon; the trainer with its libraries and their kernels; the trainer where torch brings up a
 GPU, and what CUDA takes of the GPU."""
+RANK = 450 * MIB
+"""Another process of a trainer on the processor; torch's own sharding imports its compiler."""
 COMPILING = 90 * MIB
 """What numba and LLVM keep of compiling kernels, in a start that finds none on the disk."""
 EVALUATION_TOKENS = 8_192
@@ -53,6 +55,9 @@ ON_GPU = 2
 fp32: 2.0 on the mean, and 1.5 where blocks are compiled (docs/measurements.md)."""
 DEVICE_VECTORS = 4
 """Vectors of a fragment on a GPU: the captured one, and three of a merge (gpu.py)."""
+GATHERED_BLOCKS, GATHERED_OTHERS = 3, 2
+"""What each of several GPUs has of a sharded model beside its rows: a block that computes, the next
+one, and its gradient; embedding and head, and their gradient."""
 MUON_VECTORS = 5
 """Copies of all matrices of one shape while Muon moves them (optimizer.py)."""
 BETWEEN = 1.1
@@ -84,11 +89,13 @@ def estimate_memory(
     cut: Cut | None = None,
     compiled: bool = False,
     form: str = "fp32",
+    ranks: int = 1,
 ) -> MemoryEstimate:
     """Memory of training with at most ``exchanges`` under way at once.
 
     ``cut``: how a step goes through the model; None for the whole batch at once. ``compiled``:
     whether this process compiles kernels that later ones find on the disk. ``form``: of moments.
+    ``ranks``: GPUs that share the work; the outcome is of the fullest of them.
     """
     cut = cut or Cut(spec.train.batch)
     model = _with_masks(footprint_of(spec), spec, gpu)
@@ -106,10 +113,14 @@ def estimate_memory(
         moving += VECTORS * FLOAT * min(SLICE, largest)
     activations = max(0, _activations(spec, model, gpu, states, cut) - moving)
     frozen = model.packed_bytes + (FLOAT // 2 if gpu else FLOAT) * model.frozen
+    shards, gathered = ranks if spec.adapter is None else 1, 0
+    if shards > 1:
+        block = model.in_matrices // max(1, model.blocks)
+        gathered = FLOAT * (GATHERED_BLOCKS * block + GATHERED_OTHERS * model.others)
     training = {
         "frozen weights": frozen + FLOAT * model.unpacked,
-        "weights and gradients": 2 * FLOAT * model.parameters,
-        "optimizer": moments + moving,
+        "weights and gradients": 2 * FLOAT * model.parameters // shards + gathered,
+        "optimizer": moments // shards + moving,
         f"activations and logits ({cut.windows} x context {context} at once)": activations,
     }
     keeping = {"slow weights and momentum": slow, "checkpoint and state for joiners": states}
@@ -117,12 +128,14 @@ def estimate_memory(
     mapped = {"exchanges": _exchanges(spec, model, exchanges)}
     programs = DAEMON + (COMPILING if compiled else 0)
     if not gpu:
-        host = {"programs": programs + TRAINER, **_with_gaps(training | keeping), **mapped}
+        training = {name: ranks * size for name, size in training.items()}
+        programs += TRAINER + (ranks - 1) * RANK
+        host = {"programs": programs, **_with_gaps(training | keeping), **mapped}
         return MemoryEstimate(host, device={})
     # Where the copies of a fragment do not fit, training waits for slower ones.
     copies = DEVICE_VECTORS * FLOAT * fragment if kind_of(spec.sync) else 0
     return MemoryEstimate(
-        host={"programs": programs + CUDA_TRAINER, **_with_gaps(keeping), **mapped},
+        host={"programs": programs + ranks * CUDA_TRAINER, **_with_gaps(keeping), **mapped},
         device={"programs": CUDA_DEVICE, **_with_gaps(training | {"captures and merges": copies})},
     )
 
@@ -285,12 +298,13 @@ def check_memory(
     exchanges: int = 4,
     choices: StepChoices = StepChoices(),
     compiled: bool = False,
+    ranks: int = 1,
 ) -> tuple[MemoryEstimate, Cut]:
     """Memory of training, with the largest micro-batch that is estimated to fit.
 
     Limits are in GiB. ``exchanges``: how many may be under way at once; ``compiled``: whether this
-    process has compiled kernels. Raises ConfigError if even the smallest micro-batch takes more
-    memory than is free, or than the owner allows.
+    process has compiled kernels; ``ranks``: GPUs that share the work. Raises ConfigError if even
+    the smallest micro-batch takes more memory than is free, or than the owner allows.
     """
     gpu = device.type != "cpu"
     shared = gpu and shares_memory(device)
@@ -303,7 +317,7 @@ def check_memory(
         vram = vram if max_vram is None else min(vram, int(max_vram * GIB))
 
     estimated = partial(
-        estimate_memory, spec, gpu, exchanges, compiled=compiled, form=choices.moments
+        estimate_memory, spec, gpu, exchanges, compiled=compiled, form=choices.moments, ranks=ranks
     )
 
     def fits(cut: Cut) -> bool:
@@ -311,7 +325,8 @@ def check_memory(
         both = needed.host_bytes + shared * needed.device_bytes
         return both <= allowed and needed.device_bytes <= vram
 
-    cut = choose(spec.train.batch, choices.micro_batch, choices.recompute, fits)
+    windows = -(-spec.train.batch // ranks)
+    cut = choose(windows, choices.micro_batch, choices.recompute, fits)
     if cut is None:
         least = estimated(Cut(choices.micro_batch or 1, choices.recompute is not False))
         allowed -= shared * least.device_bytes

@@ -76,16 +76,20 @@ class Gradient:
         self.reserved_bytes = 0
         """Memory that the first pass leaves free, for the optimizer's moments."""
 
-    def of(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch, detached; its gradient is in the weights."""
+    def of(self, tokens: Tensor, targets: Tensor, learned: int | None = None) -> Tensor:
+        """The mean loss of a batch, detached; its gradient is in the weights.
+
+        ``learned``: learned tokens of a batch of which these windows are a part, while other
+        processes compute the rest: nobody could take a smaller cut alone.
+        """
         while True:
             try:
-                loss = self._pass(tokens, targets)
+                loss = self._pass(tokens, targets, learned)
                 self.reserved_bytes = 0
                 return loss
             except (RuntimeError, MemoryError) as error:
                 smaller = self.cut.smaller(len(tokens), self.may_recompute)
-                if smaller is None or not is_out_of_memory(error):
+                if learned or smaller is None or not is_out_of_memory(error):
                     raise
             # Only here, where the error is gone, are the tensors of the pass gone with it.
             self._model.zero_grad(set_to_none=True)
@@ -93,13 +97,13 @@ class Gradient:
                 module_of(tokens.device).empty_cache()
             self.cut = smaller
 
-    def _pass(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def _pass(self, tokens: Tensor, targets: Tensor, of: int | None) -> Tensor:
         if self._model.recompute != self.cut.recompute:
             self._model.recompute_blocks(self.cut.recompute)
         _reserved = torch.empty(self.reserved_bytes, dtype=torch.uint8, device=tokens.device)
         size = self.cut.parts(len(tokens))
         total = torch.zeros((), device=tokens.device)
-        learned = count_learned(targets).clamp(min=1)
+        learned = of or count_learned(targets).clamp(min=1)
         parts = zip(tokens.split(size), targets.split(size), strict=True)
         for number, (some, theirs) in enumerate(parts):
             if number:

@@ -17,6 +17,7 @@ from lowcomm_node.errors import CheckpointError
 from lowcomm_node.models.base import Model, trained
 from lowcomm_node.models.devices import computes_bf16, steps_fused
 from lowcomm_node.trainer.moments import Packed, generator_of, slices, zeros
+from lowcomm_node.trainer.world import ALONE, World, held
 from lowcomm_protocol.spec.sections import TrainSettings
 
 ADAMW_EPSILON = 1e-8
@@ -28,12 +29,16 @@ class AdamW:
     MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
     def __init__(
-        self, weights: Sequence[Tensor], train: TrainSettings, moments: str = "fp32"
+        self,
+        weights: Sequence[Tensor],
+        train: TrainSettings,
+        moments: str = "fp32",
+        world: World = ALONE,
     ) -> None:
         """``moments``: how they are kept (moments.py)."""
         self.state: dict[Tensor, dict[str, Tensor | Packed]] = {}
         self._form = moments
-        self._numbers = {weight: number for number, weight in enumerate(weights)}
+        self._numbers = world.numbered(weights)
         # Weight decay only on matrices, as is usual for transformers.
         self._groups = (
             ([weight for weight in weights if weight.ndim >= 2], train.weight_decay),
@@ -124,12 +129,15 @@ class BatchedMuon:
         weight_decay: float,
         gpu: bool = False,
         moments: str = "fp32",
+        world: World = ALONE,
+        shapes: Sequence[torch.Size] | None = None,
     ) -> None:
         """``gpu``: whether the arithmetic is that of a GPU, in bf16; ``moments``: how the momentum
-        is kept (moments.py)."""
+        is kept (moments.py). ``shapes``: of the whole matrices, where processes hold rows."""
         self.state: dict[Tensor, dict[str, Tensor | Packed]] = {}
-        self._gpu, self._form = gpu, moments
-        self._numbers = {weight: number for number, weight in enumerate(weights)}
+        self._gpu, self._form, self._world = gpu, moments, world
+        self._numbers = world.numbered(weights)
+        self._shapes = dict(zip(weights, shapes or [one.shape for one in weights], strict=True))
         self._weights = weights
         self._momentum = momentum
         self._decay = weight_decay
@@ -141,9 +149,9 @@ class BatchedMuon:
         alike: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
         for weight in self._weights:
             if weight.grad is not None:
-                alike[weight.shape].append(weight)
-        for weights in alike.values():
-            count = together(weights[0].numel(), self._gpu) or len(weights)
+                alike[self._shapes[weight]].append(weight)
+        for shape, weights in alike.items():
+            count = together(shape.numel(), self._gpu) or len(weights)
             for start in range(0, len(weights), count):
                 some = weights[start : start + count]
                 updates = [self._update(weight, unless, swarm_step) for weight in some]
@@ -184,8 +192,8 @@ class BatchedMuon:
         precision = torch.bfloat16 if self._gpu else torch.float32
         stacked = torch.stack([update.to(precision) for update in updates])
         updates.clear()  # else each would be in memory twice in what follows
-        orthogonal = orthogonalized(stacked)
-        rows, columns = weights[0].shape
+        rows, columns = self._shapes[weights[0]]
+        orthogonal = self._world.dealt(stacked, rows, orthogonalized)
         adjusted = rate * max(1.0, rows / columns) ** 0.5
         for weight, update in zip(weights, orthogonal, strict=True):
             if unless is None:
@@ -215,45 +223,42 @@ class InnerOptimizer:
     """AdamW, or Muon and AdamW, each for its weights."""
 
     def __init__(
-        self, model: Model, train: TrainSettings, device: torch.device, moments: str = "fp32"
+        self,
+        model: Model,
+        train: TrainSettings,
+        device: torch.device,
+        moments: str = "fp32",
+        world: World = ALONE,
     ) -> None:
         """``moments``: how they are kept between steps (moments.py)."""
-        self._train = train
-        self._weights = trained(model)
+        self.weights = held(model)
+        """What this process holds of each trained weight."""
         by_muon = {
-            name: weight
-            for name, weight in self._weights.items()
-            if train.optimizer == "muon"
-            and weight.ndim == 2
-            and model.place_of(name).role == "block"
+            name: one.shape
+            for name, one in trained(model).items()
+            if train.optimizer == "muon" and one.ndim == 2 and model.place_of(name).role == "block"
         }
-        others = [weight for name, weight in self._weights.items() if name not in by_muon]
-        self._adamw = AdamW(others, train, moments)
+        others = [weight for name, weight in self.weights.items() if name not in by_muon]
+        self._adamw = AdamW(others, train, moments, world)
         self._parts: list[AdamW | BatchedMuon] = [self._adamw]
         if by_muon:
-            moved, gpu = list(by_muon.values()), device.type != "cpu" and computes_bf16(device)
-            settings = train.muon_momentum, train.weight_decay
-            self._parts.append(BatchedMuon(moved, *settings, gpu, moments))
-        self._part_of = {name: self._parts[name in by_muon] for name in self._weights}
+            moved, gpu = (
+                [self.weights[name] for name in by_muon],
+                device.type != "cpu" and computes_bf16(device),
+            )
+            settings, shapes = (train.muon_momentum, train.weight_decay), list(by_muon.values())
+            self._parts.append(BatchedMuon(moved, *settings, gpu, moments, world, shapes))
+        self._part_of = {name: self._parts[name in by_muon] for name in self.weights}
         self.rate = 0.0
         """Learning rate of the last step."""
 
-    def step(
-        self,
-        swarm_step: int,
-        steps: int,
-        train: TrainSettings | None = None,
-        unless: Tensor | None = None,
-    ) -> None:
-        """Take one step on the gradients at the learning rate of ``swarm_step``, and clear them.
-
-        ``train``: the settings that hold now, where the run was amended. ``unless``: a value of the
-        device; if it is true, nothing changes, as if there had been no step.
-        """
-        self.rate = learning_rate(train or self._train, swarm_step, steps)
+    def step(self, rate: float, swarm_step: int, unless: Tensor | None = None) -> None:
+        """Take one step on the gradients at a learning rate, and clear them. ``unless``: a value of
+        the device; if it is true, nothing changes, as if there had been no step."""
+        self.rate = rate
         for part in self._parts:
             part.step(self.rate, unless, swarm_step)
-        for weight in self._weights.values():
+        for weight in self.weights.values():
             weight.grad = None
 
     def moments(self, copied: bool = True) -> dict[str, Tensor]:
@@ -265,7 +270,7 @@ class InnerOptimizer:
             f"{name}.{key}": value.whole()
             if isinstance(value, Packed)
             else value.detach().to("cpu", copy=copied)
-            for name, weight in self._weights.items()
+            for name, weight in self.weights.items()
             for key, value in self._part_of[name].state.get(weight, {}).items()
         }
 
@@ -279,34 +284,37 @@ class InnerOptimizer:
         kept: Any = self._adamw.state.values()
         return max((int(one["step"]) for one in kept), default=0)
 
-    def moment_vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """First and second moments by weight, not copied unless they are packed; empty before the
-        first step."""
-        states = {name: part.state.get(self._weights[name]) for name, part in self._part_of.items()}
-        kept = {
-            name: [one.whole() if isinstance(one, Packed) else one for one in state.values()]
-            for name, state in states.items()
-            if state
-        }
-        if len(kept) < len(states):
-            return {}, {}
-        first = {name: moments[0] for name, moments in kept.items()}
-        return first, {name: kept[name][1] for name in kept if self.has_second(name)}
+    def moment(self, name: str, key: str) -> Tensor:
+        """One moment of one weight; a packed one is unpacked."""
+        value = self._part_of[name].state[self.weights[name]][key]
+        return value.whole() if isinstance(value, Packed) else value
 
-    def adopt(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor], steps: int) -> None:
-        """Go on with moments of others after ``steps`` steps."""
+    def vectors_of(
+        self, moments: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """First and second of some ``moments`` by weight; empty where there are none."""
+        if not moments:
+            return {}, {}
+        names, second = self.weights, AdamW.MOMENTS[1]
+        first = {name: moments[f"{name}.{self._part_of[name].MOMENTS[0]}"] for name in names}
+        return first, {name: moments[f"{name}.{second}"] for name in names if self.has_second(name)}
+
+    def moments_of(
+        self, first: Mapping[str, Tensor], second: Mapping[str, Tensor], steps: int
+    ) -> dict[str, Tensor]:
+        """The reverse, for moments of others after ``steps`` steps."""
         moments = {f"{name}.{self._part_of[name].MOMENTS[0]}": one for name, one in first.items()}
         for name, value in second.items():
             moments[f"{name}.{AdamW.MOMENTS[1]}"] = value
             moments[f"{name}.step"] = torch.tensor(float(steps))
-        self.restore(moments)
+        return moments
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on with the tensors of ``moments``.
 
         Raises CheckpointError for values that no training reaches.
         """
-        for name, weight in self._weights.items():
+        for name, weight in self.weights.items():
             part = self._part_of[name]
             moments = {key: tensors[f"{name}.{key}"] for key in part.MOMENTS}
             if "step" in moments and (

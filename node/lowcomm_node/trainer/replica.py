@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.errors import NotFinite, TrainerError
+from lowcomm_node.models.base import family_of, trained
 from lowcomm_node.models.devices import copies_beside
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.storage.state_file import mapped_vector, sweep
@@ -44,6 +45,8 @@ from lowcomm_node.trainer.inner import InnerReplica
 from lowcomm_node.trainer.judging import Judge
 from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
 from lowcomm_node.trainer.optimizer import learning_rate
+from lowcomm_node.trainer.ranks import Ranks
+from lowcomm_node.trainer.world import ALONE, World
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, nearby
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.exchange import outer
@@ -85,9 +88,13 @@ class Replica(InnerReplica):
         course: SpecTimeline | None = None,
         base: Sequence[Path] = (),
         moments: str = "fp32",
+        ranks: Ranks | None = None,
+        world: World = ALONE,
     ) -> None:
         """Build it with the weights of the run's seed; arguments are those of InnerReplica."""
-        super().__init__(spec, peer_id, dataset, device, compiled, run_id, course, base, moments)
+        super().__init__(
+            spec, peer_id, dataset, device, compiled, run_id, course, base, moments, ranks, world
+        )
         numels = [fragment.numel for fragment in self.plan.fragments]
         self.schedule = SyncSchedule(spec.sync.interval, [FragmentProgress() for _ in numels])
         self.phi = [self.fast(p) for p in range(len(numels))]
@@ -122,14 +129,19 @@ class Replica(InnerReplica):
         self.directions = judging.Directions()
         """Whether the progress of others points along ours."""
         self._outer = spec.sync.outer_settings
-        self.copies = gpu.Copies(device) if copies_beside(device) else None
+        self.copies = gpu.Copies(device) if ranks is None and copies_beside(device) else None
         """Copies that no inner step waits for; None where the device has none beside its work."""
         self.merges_there = self.copies is not None and gpu.merges_alike(device, self._outer)
         """Whether the device merges; else the host does while training waits."""
 
     def begin_with(self, files: Sequence[Path]) -> None:
         """Take the weights of files. Raises ConfigError if they hold another model."""
-        load_weights(self.model, files)
+        if self.world.shards:
+            whole = family_of(self.spec.model).blank(self.spec.model)
+            load_weights(whole, files)
+            self.load_weights(dict(trained(whole)))
+        else:
+            load_weights(self.model, files)
         self.phi = [self.fast(p, self.slow(p)) for p in range(len(self.plan.fragments))]
 
     @property
@@ -145,7 +157,10 @@ class Replica(InnerReplica):
         """A copy of one fragment of the fast weights: flat, float32, in ``out`` or host memory."""
         if out is None:
             out = torch.empty(self.plan.fragments[fragment].numel, dtype=torch.float32)
-        gather(self.plan.fragments[fragment], self.weights, out)
+        if self.ranks is not None:
+            self.ranks.gather(self.plan.fragments[fragment], out)
+        else:
+            gather(self.plan.fragments[fragment], self.weights, out)
         return out
 
     def slow(self, fragment: int) -> Tensor:
@@ -456,6 +471,8 @@ class Replica(InnerReplica):
     ) -> bool:
         """Bring new slow weights into the fast ones; False if not finite: they are as before."""
         part = self.plan.fragments[fragment]
+        if self.ranks is not None:
+            return self.ranks.merge(part, capture.merged, phi, capture.theta)
         in_host = self.device.type == "cpu" and self.copies is None
         if in_host and list(capture.merged) == [(0, capture.numel)]:
             pairs = paired(part, self.weights, capture.theta)

@@ -46,7 +46,9 @@ class _Counters(BaseModel):
 
 def is_copied(replica: Replica) -> bool:
     """Whether weights and moments are copied before they are written. A GPU's always are."""
-    return replica.device.type != "cpu" or memory.volatile_bytes(replica.spec) <= memory.COPIED
+    if replica.device.type != "cpu" or replica.ranks is not None:
+        return True
+    return memory.volatile_bytes(replica.spec) <= memory.COPIED
 
 
 def snapshot(replica: Replica, copied: bool = True) -> tuple[Parts, dict[str, Any]]:
@@ -55,9 +57,7 @@ def snapshot(replica: Replica, copied: bool = True) -> tuple[Parts, dict[str, An
     Unless they are ``copied``, weights and moments change with the replica's next step.
     """
     parts: Parts = {
-        "weights": {
-            name: tensor.detach().to("cpu", copy=copied) for name, tensor in replica.weights.items()
-        },
+        "weights": replica.all_weights(copied),
         "outer": {
             # Merges replace slow weights and momentum, and never change them in place.
             **{f"phi.{p}": phi for p, phi in enumerate(replica.phi)},
@@ -68,7 +68,7 @@ def snapshot(replica: Replica, copied: bool = True) -> tuple[Parts, dict[str, An
                 for key, array in one.state().items()
             },
         },
-        "inner": replica.optimizer.moments(copied),
+        "inner": replica.all_moments(copied),
     }
     meta = {
         "run_id": replica.run_id,
@@ -159,9 +159,7 @@ def _checked(replica: Replica, meta: dict[str, Any]) -> _Counters:
 
 def _load(replica: Replica, parts: Parts) -> None:
     replica.readings.wait()
-    with torch.no_grad():
-        for name, tensor in parts["weights"].items():
-            replica.weights[name].copy_(tensor)
+    replica.load_weights(parts["weights"])
     # Slow weights are replaced, never changed in place: a snapshot under way keeps the old ones.
     # Copied, they do not hold the file of a checkpoint that is removed.
     outer, count = parts["outer"], len(replica.phi)
@@ -172,4 +170,4 @@ def _load(replica: Replica, parts: Parts) -> None:
     for p, one in enumerate(replica.coders):
         one.restore({key: outer[f"{key}.{p}"].numpy() for key in one.state()})
     if parts.get("inner"):
-        replica.optimizer.restore(parts["inner"])
+        replica.load_moments(parts["inner"])

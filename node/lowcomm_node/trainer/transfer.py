@@ -49,11 +49,9 @@ class StateSnapshot:
         self.form = form_of(replica)
         self._fragments = replica.plan.fragments
         self._seconds = [_with_second(replica, one) for one in self._fragments]
-        first, second = replica.optimizer.moment_vectors()
-        self._weights, self._first, self._second = (
-            {name: one.detach().to("cpu", copy=copied) for name, one in tensors.items()}
-            for tensors in (replica.weights, first, second)
-        )
+        self._weights = replica.all_weights(copied)
+        moments = replica.all_moments(copied)
+        self._first, self._second = replica.optimizer.vectors_of(moments)
         # Replaced by merges, never changed in place.
         self._phi, self._delta = list(replica.phi), list(replica.delta)
         self._ranges = [one.shared_state().get(RANGE) for one in replica.coders]
@@ -149,10 +147,11 @@ def _load(replica: Replica, form: state.StateForm, read: Read, moments: int) -> 
     """Piece by piece: what is not copied to its place at once would be in memory twice."""
     replica.readings.wait()
     fragments = replica.plan.fragments
-    first, second = replica.optimizer.moment_vectors()
+    weights = replica.all_weights(copied=False)
+    first, second = replica.optimizer.vectors_of(replica.all_moments(copied=False))
     if not moments or not first:
         has_second = replica.optimizer.has_second
-        first = {name: torch.empty(one.shape) for name, one in replica.weights.items()}
+        first = {name: torch.empty(one.shape) for name, one in weights.items()}
         second = {name: torch.empty_like(one) for name, one in first.items() if has_second(name)}
     # Slow weights are replaced, never changed in place: a snapshot under way keeps the old ones.
     phi = [replica.slow(p) for p in range(len(fragments))]
@@ -162,7 +161,7 @@ def _load(replica: Replica, form: state.StateForm, read: Read, moments: int) -> 
         p, these = piece.fragment, slice(piece.start, piece.stop)
         # In a bytearray, as torch warns of what it may not write.
         values, fragment = state.read_piece(piece, bytearray(read(piece))), fragments[p]
-        _place(fragment, replica.weights, piece.start, values.theta)
+        _place(fragment, weights, piece.start, values.theta)
         _place(fragment, first, piece.start, values.first)
         _place(_with_second(replica, fragment), second, piece.seconds[0], values.second)
         phi[p][these] = torch.from_numpy(values.phi)
@@ -173,8 +172,9 @@ def _load(replica: Replica, form: state.StateForm, read: Read, moments: int) -> 
     replica.forget_past()
     for coder, learned in zip(replica.coders, ranges, strict=True):
         coder.load_shared_state({RANGE: learned} if RANGE in coder.shared_state() else {})
+    replica.load_weights(weights)
     if moments:  # a donor that has not taken a step has none: we warm up anew
-        replica.optimizer.adopt(first, second, moments)
+        replica.load_moments(replica.optimizer.moments_of(first, second, moments))
 
 
 def _place(fragment: Fragment, tensors: Mapping[str, Tensor], start: int, values: Vector) -> None:

@@ -1,6 +1,7 @@
 """What must hold for a look at held-out text: a slow machine takes fewer windows, the first ones,
 and says how many."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from lowcomm_node.data.stream import IGNORED
 from lowcomm_node.models import evaluation
-from lowcomm_node.models.evaluation import Evaluation, evaluate
+from lowcomm_node.models.evaluation import Evaluation, evaluate, total_loss
 
 CONTEXT = 1024
 
@@ -42,7 +43,8 @@ def look(seconds: float, **how: Evaluation) -> tuple[Evaluation, float]:
     """An evaluation of a model that needs so many seconds a window, and how long it took."""
     model = Model(seconds)
     data = SimpleNamespace(held_out=None)
-    return evaluate(model, data, CONTEXT, clock=lambda: model.now, **how), model.now  # type: ignore[arg-type]
+    total = partial(total_loss, model)  # type: ignore[arg-type]
+    return evaluate(total, data, CONTEXT, clock=lambda: model.now, **how), model.now  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,7 @@ def test_a_long_context_is_bounded_by_time(per_window: float, tokens: int):
 
     model.loss = loss
     data = SimpleNamespace(held_out=None)
-    found = evaluate(model, data, context, clock=lambda: model.now)  # type: ignore[arg-type]
+    total = partial(total_loss, model)  # type: ignore[arg-type]
+    found = evaluate(total, data, context, clock=lambda: model.now)  # type: ignore[arg-type]
     assert (found.windows, found.tokens) == (1, tokens)
     assert model.now <= evaluation.EVALUATION_SECONDS

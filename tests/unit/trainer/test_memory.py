@@ -68,7 +68,7 @@ def test_parameters_and_moments_are_those_of_the_real_model(model):
         inner = InnerOptimizer(real, spec.train, CPU)
         tokens = torch.zeros(1, settings.context, dtype=torch.long)
         real.loss(tokens, tokens).backward()
-        inner.step(0, 10)
+        inner.step(1e-3, 0)
         moments = sum(value.numel() for value in inner.moments().values() if value.ndim)
         scratch = part(spec, "optimizer") - moments
         assert scratch == pytest.approx(0, abs=1) if optimizer == "adamw" else scratch > 0
@@ -132,7 +132,7 @@ def test_an_adapters_estimate_is_within_15_percent_of_the_tensors_of_its_steps(
     with Alive(real) as alive:
         for step in range(2):
             real.loss(tokens, tokens).backward()
-            inner.step(step, 10)
+            inner.step(1e-3, step)
     taken = alive.most + sum(one.untyped_storage().nbytes() for one in own)
     parts = estimate_memory(spec, False, cut=Cut(spec.train.batch), form=form).host
     training = ("frozen weights", "weights and gradients", "optimizer", "activations")

@@ -19,7 +19,7 @@ from lowcomm_node.trainer.optimizer import (
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.sections import TrainSettings
 
-CPU = torch.device("cpu")
+CPU, RATE = torch.device("cpu"), 0.01
 TINY = TransformerSettings(layers=2, width=16, heads=2, feed_forward=32, context=16)
 
 
@@ -33,7 +33,7 @@ def trained(optimizer: str, steps: int = 3, **changes: object) -> tuple[nn.Modul
     inner = InnerOptimizer(model, settings(optimizer=optimizer, **changes), CPU)
     for step in range(steps):
         gradients(model, step)
-        inner.step(step, 100)
+        inner.step(RATE, step)
     return model, inner
 
 
@@ -60,12 +60,11 @@ def test_it_does_what_torchs_own_does(optimizer):
     torchs: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)]
     if mine:
         torchs.append(torch.optim.Muon(mine, momentum=0.9, weight_decay=0.05))
-    train = settings(optimizer=optimizer, warmup=0, learning_rate=0.01)
     for step in range(3):
         gradients(same, step)
         for one, factor in zip(torchs, (share, 1.0), strict=False):
             for group in one.param_groups:
-                group["lr"] = factor * learning_rate(train, step, 100)
+                group["lr"] = factor * RATE
             one.step()
     start = dict(build_model(TINY, 0).named_parameters())
     for (name, ours), theirs in zip(model.named_parameters(), same.parameters(), strict=True):
@@ -123,7 +122,7 @@ def test_a_restored_one_goes_on_as_if_it_had_never_stopped(optimizer):
     for step in range(3, 6):
         for one, optimizer_ in ((model, inner), (again, other)):
             gradients(one, step)
-            optimizer_.step(step, 100)
+            optimizer_.step(RATE, step)
     for one, two in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, two)
 

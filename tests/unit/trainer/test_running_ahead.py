@@ -12,7 +12,7 @@ from torch import Tensor
 from helpers.driven_trainer import Driven, driven
 from lowcomm_node.models.base import build_model
 from lowcomm_node.node.messages import InnerStepTaken, Skipped
-from lowcomm_node.trainer import inner as inner_module
+from lowcomm_node.trainer import shard
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.models import TransformerSettings
@@ -43,7 +43,7 @@ class Device:
             self.done.append(f"step {replica.steps}")
 
         monkeypatch.setattr(Replica, "take_step", queue)
-        monkeypatch.setattr(inner_module, "read_later", self.read_later)
+        monkeypatch.setattr(shard, "read_later", self.read_later)
 
     def read_later(self, figures: Tensor) -> Callable[[], list[float]]:
         """See outcome.py."""
@@ -121,7 +121,7 @@ def test_an_optimizer_that_is_told_to_skip_on_the_device_changes_nothing(optimiz
     def step(value: float, unless: Tensor) -> None:
         for weight in model.parameters():
             weight.grad = torch.full_like(weight, value)
-        inner.step(0, 10, unless=unless)
+        inner.step(1e-3, 0, unless)
         assert all(weight.grad is None for weight in model.parameters())
 
     step(0.1, good)

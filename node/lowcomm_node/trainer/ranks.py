@@ -1,0 +1,500 @@
+"""Several processes of one replica: the first trains and exchanges, the others follow it.
+
+    trainer, rank 0 ──socket──► rank 1, 2, ...     one line for each thing that all do together
+          └──────── vectors in shared memory ────┘  a fragment or a weight, each copies its rows
+
+Ranks other than 0 know neither text nor peers nor slow weights. Rank 0 sends each its windows of a
+batch. Between two steps it has them copy what they hold to its place in a vector that all share,
+and back: the vector is that of one process, so exchanges, checkpoints and states for joiners are,
+too. A rank that dies ends the trainer, which goes on from its newest checkpoint.
+"""
+
+import json
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from time import monotonic
+from typing import Any, BinaryIO, NoReturn
+
+import torch
+from torch import Tensor
+
+from lowcomm_node.data.stream import IGNORED
+from lowcomm_node.errors import ConfigError, TrainerError
+from lowcomm_node.models.adapters import adapted
+from lowcomm_node.models.base import Model, family_of
+from lowcomm_node.models.devices import choose_device
+from lowcomm_node.node.ipc import create_file
+from lowcomm_node.node.messages import is_foreseen, text_of
+from lowcomm_node.storage.paths import Paths
+from lowcomm_node.system.command import die_with_parent, end
+from lowcomm_node.trainer import memory
+from lowcomm_node.trainer.gpu import prepare, use
+from lowcomm_node.trainer.micro_batch import Cut
+from lowcomm_node.trainer.shard import WEIGHTS, Ranges, Shard, Step
+from lowcomm_node.trainer.world import World
+from lowcomm_protocol.plan import Fragment, Slice
+from lowcomm_protocol.spec.run import RunSpec, parse_canonical
+
+DEADLINE = 600.0
+"""Seconds for the others to do what all do; a step has a deadline of its own (``world.py``)."""
+END_DEADLINE, REASON_DEADLINE = 10.0, 2.0
+"""Seconds for a rank to end, and to learn why one did."""
+RETRY = 600.0
+"""Seconds between two tries of a device that was lost."""
+VECTORS = 2
+"""In shared memory: a merge takes slow weights and captured ones."""
+CUT_SHORT = 3
+"""Exit code of a rank that ends because another one did."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a rank builds its part of a replica from."""
+
+    spec: str
+    world: World
+    home: str
+    meeting: str = ""
+    """File by which the ranks meet."""
+    start: tuple[str, ...] = ()
+    moments: str = "fp32"
+    threads: int = 1
+    max_vram: float | None = None
+
+
+class Board:
+    """Vectors of float32 in memory that all ranks share."""
+
+    def __init__(self, descriptor: int, values: int) -> None:
+        size = 4 * VECTORS * max(1, values)
+        if os.fstat(descriptor).st_size < size:
+            os.ftruncate(descriptor, size)
+        whole = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.float32)
+        self._vectors = whole.view(VECTORS, -1)
+
+    def vector(self, numel: int, number: int = 0) -> Tensor:
+        """The beginning of a vector."""
+        return self._vectors[number, :numel]
+
+
+def values_of(shard: Shard) -> int:
+    """Values of the largest fragment or weight."""
+    shapes = (shape.numel() for shape in shard.shapes.values())
+    return max(*(one.numel for one in shard.plan.fragments), *shapes)
+
+
+def whole_of(shard: Shard, name: str) -> Fragment:
+    """A weight, as if it were a fragment."""
+    shape = shard.shapes[name]
+    return Fragment(0, (Slice(name, 0, shape[0], shape.numel()),))
+
+
+class Rank:
+    """What each rank does between and in steps, rank 0 among them."""
+
+    def __init__(self, shard: Shard, board: Board) -> None:
+        self.shard = shard
+        self._board = board
+        self._restored: dict[str, Tensor] = {}
+
+    def take(self, order: Mapping[str, Any], windows: Sequence[Tensor] = ()) -> Any:
+        """Do what all ranks do; the answer."""
+        name, shard = order["do"], self.shard
+        if windows:
+            tokens, targets = windows
+            if name == "evaluate":
+                return shard.loss_here(tokens, targets)
+            shard.gradient.cut = Cut(*order["cut"])
+            return shard.train(tokens, targets, Step(**order["step"]))
+        if name == "merge":
+            part, ranges = shard.plan.fragments[order["fragment"]], order["ranges"]
+            slow, captured = (self._board.vector(part.numel, number) for number in range(VECTORS))
+            return shard.merge_rows(part, ranges, slow, captured)
+        if name == "keep":
+            return shard.keep_merged(order["keep"])
+        if name == "restore":
+            steps = {f"{name}.step": torch.tensor(steps) for name, steps in order["steps"].items()}
+            restored, self._restored = self._restored | steps, {}
+            return shard.optimizer.restore(restored)
+        kind = order["kind"]
+        if "weight" in order:
+            weight = order["weight"]
+            part = whole_of(shard, weight)
+            if kind == WEIGHTS:
+                held = shard.weights
+            elif name == "write out":
+                held = {weight: shard.optimizer.moment(weight, kind)}
+            else:
+                empty = torch.empty(shard.weights[weight].shape)
+                held = {weight: self._restored.setdefault(f"{weight}.{kind}", empty)}
+        else:
+            part, held = shard.plan.fragments[order["fragment"]], shard.weights
+        copy = shard.write_out if name == "write out" else shard.read_in
+        return copy(held, part, self._board.vector(part.numel))
+
+
+class Follower:
+    """Rank 0's view of another rank."""
+
+    def __init__(
+        self,
+        device: str,
+        board: int,
+        rank: int = 0,
+        on_lost: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """Start it, to try whether the device is there; ``send`` orders then. ``on_lost`` is
+        called, on another thread, if it ends by itself."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptors = (theirs.fileno(), board)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "lowcomm_node.trainer.ranks", *map(str, descriptors)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+            )
+        self.device, self.name = device, f"{device} (rank {rank})" if rank else device
+        self._reason = ""
+        """Why it ended, in its own words."""
+        self._sock = ours
+        self._answered, self._answer = -1, None
+        self._is_gone = self._is_stopped = False
+        self._on_lost = on_lost
+        self._news = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.send({"device": device})
+
+    def send(self, order: Mapping[str, Any], windows: Sequence[Tensor] = ()) -> None:
+        """Send one line, and windows of int32."""
+        with suppress(OSError):  # it is gone, which ``wait`` tells
+            self._sock.sendall(json.dumps(order).encode() + b"\n")
+            for one in windows:
+                self._sock.sendall(one.contiguous().numpy().data)
+
+    @property
+    def is_here(self) -> bool | None:
+        """Whether it can use its device; None while it tries."""
+        return False if self._is_gone else True if self._answered >= 0 else None
+
+    def wait(self, number: int) -> Any:
+        """Its answer to the order of this number. Raises TrainerError if it died."""
+        with self._news:
+            came = self._news.wait_for(lambda: self._answered >= number or self._is_gone, DEADLINE)
+            if self._answered >= number:
+                return self._answer
+        if came:
+            raise TrainerError(self.fate())
+        raise TrainerError(f"{self.name} does not answer for {DEADLINE:.0f} s.")
+
+    def fate(self, until: float = 0.0) -> str:
+        """Why it ended, in a sentence; empty while it runs, or if another one's end ended it."""
+        with self._news:
+            if not self._news.wait_for(lambda: self._is_gone, max(0.0, until - monotonic())):
+                return ""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(REASON_DEADLINE)
+        code = self.process.returncode
+        if code == CUT_SHORT:
+            return ""
+        ending = f"was killed (signal {-code})" if code and code < 0 else f"ended with code {code}"
+        return f"{self.name} failed: {self._reason or f'its process {ending}.'}"
+
+    def stop(self) -> None:
+        """End it."""
+        self._is_stopped = True
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        try:
+            self.process.wait(END_DEADLINE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _read(self) -> None:
+        with suppress(OSError, ValueError), self._sock.makefile("rb") as lines:
+            for line in lines:
+                told = json.loads(line)
+                with self._news:
+                    self._reason = told.get("failed", "")
+                    self._answered = told.get("number", self._answered)
+                    self._answer = told.get("answer")
+                    self._news.notify_all()
+        with self._news:
+            self._is_gone = True
+            self._news.notify_all()
+        if self._answered >= 0 and not self._is_stopped and (reason := self.fate()):
+            self._on_lost(reason)
+
+
+class Ranks:
+    """All ranks of a replica; what is called here, all of them do."""
+
+    def __init__(self, devices: Sequence[str], on_lost: Callable[[str], None]) -> None:
+        """Start the others, on all of these devices that can be used; we take the first.
+
+        ``on_lost`` is called, on another thread, if one ends by itself. Raises ConfigError or
+        RuntimeError if none can be used.
+        """
+        self._descriptor = create_file()
+        self._folder = tempfile.TemporaryDirectory(prefix="lowcomm-ranks-")
+        self.lost: dict[str, str] = {}
+        """Devices that can't be used, and why."""
+        started = [
+            Follower(one, self._descriptor, rank, on_lost)
+            for rank, one in enumerate(devices[1:], start=1)
+        ]
+        self._followers = [one for one in started if self._came(one)]
+        self.device = devices[0]
+        try:
+            try_out(self.device)
+        except (RuntimeError, ConfigError) as error:
+            self.lost[self.device] = str(error).partition("\n")[0]
+            if not self._followers:
+                raise
+            instead = self._followers.pop(0)
+            self.device = instead.device
+            instead.stop()
+        self.size = 1 + len(self._followers)
+        self._tries: list[Follower] = []
+        self._next_try = monotonic() + RETRY
+        self._number = 0
+
+    def _came(self, one: Follower) -> bool:
+        try:
+            one.wait(0)
+        except TrainerError as error:
+            self.lost[one.device] = str(error)
+            one.stop()
+        return one.device not in self.lost
+
+    def returned(self) -> str:
+        """A device that was lost and can be used again; empty if there is none. To be called again
+        and again: now and then it begins to try."""
+        for one in self._tries:
+            if (is_here := one.is_here) is None:
+                return ""
+            one.stop()
+            if is_here:
+                return one.device
+        self._tries = []
+        if self.lost and monotonic() >= self._next_try:
+            self._next_try = monotonic() + RETRY
+            self._tries = [Follower(one, self._descriptor) for one in self.lost]
+        return ""
+
+    def meet(self, device: torch.device, orders: Orders) -> World:
+        """Send the others their orders, and meet them; what we are among them."""
+        meeting = Path(self._folder.name, "meeting")
+        for rank, one in enumerate(self._followers, start=1):
+            world = replace(orders.world, rank=rank, size=self.size)
+            one.send(asdict(replace(orders, world=world, meeting=str(meeting))))
+        self.world = replace(orders.world, size=self.size)
+        with self._explained():
+            self.world.join(device, meeting)
+        return self.world
+
+    def begin(self, shard: Shard) -> None:
+        """Do what is called from now on with this shard, too."""
+        self._shard, self._board = shard, Board(self._descriptor, values_of(shard))
+        self._rank = Rank(shard, self._board)
+
+    def stop(self) -> None:
+        """End all of the others."""
+        for one in (*self._followers, *self._tries):
+            one.stop()
+        self.world.leave()
+        os.close(self._descriptor)
+        self._folder.cleanup()
+
+    def train(self, tokens: Tensor, targets: Tensor, step: Step) -> Callable[[], list[float]]:
+        """``Shard.train`` of a whole batch."""
+        cut = self._shard.gradient.cut
+        order = {"do": "step", "step": asdict(step), "cut": [cut.windows, cut.recompute]}
+        return self._send(order, (tokens, targets))
+
+    def total_loss(self, tokens: Tensor, targets: Tensor) -> float:
+        """``Shard.loss_here`` of all windows."""
+        return sum(self._all({"do": "evaluate"}, (tokens, targets)))
+
+    def gather(self, fragment: Fragment, out: Tensor) -> None:
+        """Copy a fragment of the weights into a vector."""
+        self._all({"do": "write out", "kind": WEIGHTS, "fragment": fragment.index})
+        out.copy_(self._board.vector(fragment.numel))
+
+    def scatter(self, fragment: Fragment, vector: Tensor) -> None:
+        """The reverse."""
+        self._board.vector(fragment.numel).copy_(vector)
+        self._all({"do": "read in", "kind": WEIGHTS, "fragment": fragment.index})
+
+    def merge(self, fragment: Fragment, ranges: Ranges, phi: Tensor, captured: Tensor) -> bool:
+        """Merge new slow weights into the weights; False if not finite: they are as before."""
+        for number, one in enumerate((phi, captured)):
+            self._board.vector(fragment.numel, number).copy_(one)
+        order = {"do": "merge", "fragment": fragment.index, "ranges": list(ranges)}
+        finite = all(self._all(order))
+        self._all({"do": "keep", "keep": finite})
+        return finite
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights, in host memory."""
+        return {name: self._whole(WEIGHTS, name) for name in self._shard.weights}
+
+    def moments(self) -> dict[str, Tensor]:
+        """All moments, as ``InnerOptimizer.moments``."""
+        return {
+            name: one if name.endswith(".step") else self._whole(*reversed(name.rsplit(".", 1)))
+            for name, one in self._shard.optimizer.moments(copied=False).items()
+        }
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace all weights."""
+        for name, one in weights.items():
+            self._place(WEIGHTS, name, one)
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Replace all moments. Raises CheckpointError."""
+        steps = {}
+        for key, one in moments.items():
+            name, _, kind = key.rpartition(".")
+            if kind == "step":
+                steps[name] = float(one)
+            else:
+                self._place(kind, name, one)
+        self._all({"do": "restore", "steps": steps})
+
+    def _whole(self, kind: str, name: str) -> Tensor:
+        self._all({"do": "write out", "kind": kind, "weight": name})
+        shape = self._shard.shapes[name]
+        return self._board.vector(shape.numel()).view(shape).clone()
+
+    def _place(self, kind: str, name: str, one: Tensor) -> None:
+        self._board.vector(one.numel()).copy_(one.detach().reshape(-1))
+        self._all({"do": "read in", "kind": kind, "weight": name})
+
+    def _send(self, order: dict[str, Any], windows: Sequence[Tensor] = ()) -> Any:
+        """Have all ranks begin with an order; our own answer."""
+        self._number += 1
+        order["number"] = self._number
+        for rank, one in enumerate(self._followers, start=1):
+            mine = windows_of(windows, rank, self.size)
+            order["windows"] = list(mine[0].shape) if mine else []
+            one.send(order, [part.int() for part in mine])
+        with self._explained():
+            return self._rank.take(order, windows_of(windows, 0, self.size))
+
+    def _all(self, order: dict[str, Any], windows: Sequence[Tensor] = ()) -> list[Any]:
+        """Answers of all ranks. Raises TrainerError if one died."""
+        mine = self._send(order, windows)
+        with self._explained():
+            return [mine, *(one.wait(self._number) for one in self._followers)]
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors that follow from the end of another rank name that."""
+        try:
+            yield
+        except (RuntimeError, TrainerError) as error:
+            until = monotonic() + REASON_DEADLINE
+            fates = [fate for one in self._followers if (fate := one.fate(until))]
+            if fates:
+                raise TrainerError(fates[0]) from error
+            raise
+
+
+def windows_of(batch: Sequence[Tensor], rank: int, size: int) -> list[Tensor]:
+    """The windows of a batch that are a rank's. All ranks get as many: who would have fewer gets
+    one of which nothing is learned."""
+    if not batch:
+        return []
+    tokens, targets = (one[rank::size] for one in batch)
+    if len(tokens) < -(-len(batch[0]) // size):
+        tokens = torch.cat((tokens, batch[0][:1]))
+        targets = torch.cat((targets, torch.full_like(batch[1][:1], IGNORED)))
+    return [tokens, targets]
+
+
+def try_out(name: str) -> torch.device:
+    """Compute on a device, to see that it is there. Raises ConfigError, RuntimeError."""
+    device = choose_device(name)
+    use(device)
+    torch.ones(8, device=device).sum().item()
+    return device
+
+
+def serve(sock: socket.socket, board: int) -> None:
+    """Follow rank 0 until it is gone."""
+    lines = sock.makefile("rb")
+
+    def tell(**told: Any) -> None:
+        sock.sendall(json.dumps(told).encode() + b"\n")
+
+    try:
+        device = try_out(json.loads(lines.readline())["device"])
+        tell(number=0)
+        if not (line := lines.readline()):
+            return
+        sent = json.loads(line)
+        orders, world = Orders(**sent), World(**sent["world"])
+        prepare(device, Paths(Path(orders.home)).compiled)
+        torch.set_num_threads(orders.threads)
+        memory.limit_vram(device, orders.max_vram)
+        spec = parse_canonical(orders.spec)
+        world.join(device, Path(orders.meeting))
+        model = blank(spec, device, list(map(Path, orders.start)))
+        shard = Shard(model, spec, device, None, orders.moments, world)
+        rank = Rank(shard, Board(board, values_of(shard)))
+        while line := lines.readline():
+            order = json.loads(line)
+            shape = order["windows"]
+            windows = [read_windows(lines, shape) for _ in range(2)] if shape else []
+            answer = rank.take(order, windows)
+            is_step = order["do"] == "step"
+            tell(number=order["number"], answer=None if is_step else answer)
+    except Exception as error:
+        # What tells rank 0 that a rank is gone, tells the others, too: theirs is not the reason.
+        if any(sign in str(error) for sign in ("onnection", "NCCL", "Broken pipe")):
+            end(CUT_SHORT)
+        if not is_foreseen(error):
+            traceback.print_exc()
+        with suppress(OSError):
+            tell(failed=text_of(error))
+        end(1)
+
+
+def blank(spec: RunSpec, device: torch.device, files: Sequence[Path]) -> Model:
+    """The model of a rank but 0: of arbitrary weights, or an adapted one as it begins."""
+    if spec.adapter is not None:
+        return adapted(spec.model, spec.adapter, spec.run.seed, files, device)
+    return family_of(spec.model).blank(spec.model)
+
+
+def read_windows(lines: BinaryIO, shape: Sequence[int]) -> Tensor:
+    """Windows as ``Follower.send`` sends them, int64."""
+    data = bytearray(lines.read(4 * prod(shape)))
+    return torch.frombuffer(data, dtype=torch.int32).view(*shape).long()
+
+
+def main() -> NoReturn:
+    """Entry of a rank but 0: ``python -m lowcomm_node.trainer.ranks SOCKET BOARD``."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    end(0)
+
+
+if __name__ == "__main__":
+    main()
