@@ -42,10 +42,9 @@ match settings["do"]:
         print("first line", *range(1000), file=sys.stderr)
         sys.exit("the reason why")
     case "leave":
-        # A child holds the socket open, and the last bytes do not fit into it at once.
         if os.fork() == 0:
-            time.sleep(1000)
-        sock.sendall(b"last words" * 10_000)
+            time.sleep(1000)  # a child, which holds the socket open
+        sock.sendall(b"last words" * 1_000_000)
     case "grow":
         held = b"x" * 300_000_000
         sock.recv(1)

@@ -100,8 +100,6 @@ def make_context(household: Household, *, is_lender: bool, pinned: bytes) -> ssl
     made.check_hostname = False  # a certificate is pinned as a whole
     made.verify_mode = ssl.CERT_OPTIONAL if is_lender else ssl.CERT_REQUIRED
     made.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    if is_lender:
-        made.num_tickets = 0  # every connection shows its certificate
     made.load_cert_chain(household.key_file)
     if pinned:
         made.load_verify_locations(cadata=pinned.decode())
@@ -130,7 +128,6 @@ class SecureStream:
             sock.close()
             raise LinkLost("has gone") from error
         self._loop = asyncio.get_running_loop()
-        self._rest = b""
 
     @property
     def certificate(self) -> bytes | None:
@@ -142,15 +139,16 @@ class SecureStream:
         await self._retry(self._sock.do_handshake)
 
     async def read_line(self, limit: int) -> bytes:
-        """The next line of at most ``limit`` bytes."""
-        while b"\n" not in self._rest and len(self._rest) <= limit:
-            data = await self._retry(lambda: self._sock.recv(RECORD))
-            if not data:
+        """The next line of at most ``limit`` bytes. Nothing may follow it before an answer."""
+        data = b""
+        while b"\n" not in data and len(data) <= limit:
+            more = await self._retry(lambda: self._sock.recv(RECORD))
+            if not more:
                 raise LinkLost("has closed the connection")
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        if len(line) > limit:
-            raise LinkLost("sent too long a line")
+            data += more
+        line, _, rest = data.partition(b"\n")
+        if rest or len(line) > limit:
+            raise LinkLost("sent more than a line")
         return line
 
     async def send(self, message: Message) -> None:
@@ -167,7 +165,7 @@ class SecureStream:
 
         async def move() -> None:
             nonlocal is_local
-            is_local = await pump(local, self._sock, self._rest) is local
+            is_local = await pump(local, self._sock) is local
 
         await first_of(move(), self._watch())
         return is_local

@@ -15,8 +15,8 @@ RECORD = 16 * 1024
 _BLOCKED = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-async def pump(one: socket.socket, other: socket.socket, first: bytes = b"") -> socket.socket:
-    """Move bytes until one of both ends; that one. ``first``: for ``one``, before all else."""
+async def pump(one: socket.socket, other: socket.socket) -> socket.socket:
+    """Move bytes until one of both ends; that one."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[socket.socket] = loop.create_future()
 
@@ -24,7 +24,7 @@ async def pump(one: socket.socket, other: socket.socket, first: bytes = b"") -> 
         if not ended.done():
             ended.set_result(which)
 
-    ways = [_Way(loop, one, other, end), _Way(loop, other, one, end, first)]
+    ways = [_Way(loop, one, other, end), _Way(loop, other, one, end)]
     try:
         return await ended
     finally:
@@ -41,15 +41,13 @@ class _Way:
         source: socket.socket,
         sink: socket.socket,
         end: Callable[[socket.socket], None],
-        first: bytes = b"",
     ) -> None:
         self._loop, self._source, self._sink, self._end = loop, source, sink, end
         self._records = isinstance(source, ssl.SSLSocket)
         self._buffer = memoryview(bytearray(BUFFER))
-        self._left = memoryview(first)
-        self._reads = True
+        self._left = self._buffer[:0]
         loop.add_reader(source, self._read)
-        self._write()
+        self._reads = True
 
     def stop(self) -> None:
         """Move no more bytes."""
