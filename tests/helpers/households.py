@@ -45,6 +45,7 @@ match settings["do"]:
         if os.fork() == 0:
             time.sleep(1000)  # a child, which holds the socket open
         sock.sendall(b"last words" * 1_000_000)
+        open(sys.argv[1] + ".done", "w").close()
     case "grow":
         held = b"x" * 300_000_000
         sock.recv(1)

@@ -216,18 +216,12 @@ async def test_a_worker_that_fails_closes_the_link_after_its_last_bytes_and_says
 ):
     async with lending(tmp_path, [ada]) as lender:
         link = await begun(lender, ada, "fail")
-        # What the worker does not read must not take back what it has written.
-        sending = asyncio.create_task(
-            asyncio.get_running_loop().sock_sendall(link.socket, bytes(20_000_000))
-        )
         assert await receive(link, 1_000_000) == b"last words" * 100_000
         assert await has_ended(link)
         reason = await soon(link.ended())
         assert "ended: exit code 1." in reason and reason.endswith("the reason why")
         assert len(reason) < 2500
         assert "exit code 1" in lender.events("ended")[0]
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
         await link.close()
 
 
@@ -239,11 +233,17 @@ async def test_a_worker_that_ends_closes_the_link_though_a_child_of_it_holds_the
         pid = await worker_of(tmp_path)
         try:
             got = b""
-            while psutil.pid_exists(pid):  # read no more than it takes for the worker to end
+            # What the worker does not read must not take back what it has written.
+            unread = asyncio.get_running_loop().sock_sendall(link.socket, bytes(20_000_000))
+            sending = asyncio.create_task(unread)
+            while not (tmp_path / "pids.done").exists():
                 got += await receive(link, 65536)
+            await gone(pid)
             got += await receive(link, 10_000_000 - len(got))
             assert got == b"last words" * 1_000_000
             assert await has_ended(link)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
             await link.close()
         finally:
             os.killpg(pid, signal.SIGKILL)
