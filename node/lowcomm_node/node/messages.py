@@ -41,6 +41,9 @@ class TrainerSettings(NodeSettings):
     missing."""
     exchanges: int = 4
     """Fragments that may be under way at once."""
+    lenders: tuple[tuple[str, str], ...] = ()
+    """Machines that compute gradients, too: the name of each, and the path of the socket by which
+    its worker is reached."""
 
 
 # Answers

@@ -25,6 +25,7 @@ from lowcomm_node.system.machine import cores_allowed
 from lowcomm_node.trainer import memory, state, transfer
 from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.gpu import prepare, use
+from lowcomm_node.trainer.lent import Lenders
 from lowcomm_node.trainer.micro_batch import RECOMPUTE
 from lowcomm_node.trainer.ranks import Orders, Ranks
 from lowcomm_node.trainer.rehearsal import rehearse
@@ -99,6 +100,13 @@ def build(
     replica = Replica(
         spec, settings.peer_id, dataset, device, None, run_id, course, files, moments, ranks, world
     )
+    if settings.lenders:
+        if size > 1:
+            raise ConfigError(
+                "Other machines can't compute beside several devices of this one: leave --with "
+                "away, or name one --device."
+            )
+        replica.lenders = Lenders(settings.lenders, spec, replica.model)
     if settings.slow and memory.is_mapped(spec):
         disk_quota.require(memory.slow_bytes(spec), "Slow weights")
         replica.keep_in_files(Path(settings.slow))

@@ -129,7 +129,7 @@ class InnerReplica(Shard):
         """The same without waiting for a GPU: ``settle`` gives its outcome."""
         self.duty.begin()
         tokens, targets = self.stream.next_batch()
-        learned = 0 if self.ranks is None else int(count_learned(targets))
+        learned = max(1, int(count_learned(targets)))
         seed = crc32(f"{self.peer_id}:{self.steps}".encode())
         train = self.train if self.ranks is None else self.ranks.train
         figures = train(tokens, targets, Step(self.clock.step, self.rate, learned, seed))

@@ -109,6 +109,8 @@ class TrainerLoop:
             executor.shutdown()
         if self._exchanges is not None and self.replica.ranks is not None:
             self.replica.ranks.stop()
+        if self._exchanges is not None and self.replica.lenders is not None:
+            self.replica.lenders.stop()
 
     # requests
 

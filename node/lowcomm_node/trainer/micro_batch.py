@@ -70,6 +70,8 @@ class Gradient:
         self._loss = loss
         self.may_recompute = False
         """Whether blocks may be computed again where one window does not fit otherwise."""
+        self.is_alone = True
+        """Whether this process may take a smaller cut alone."""
         self.cut = Cut(batch)
         self.rest: Callable[[], None] = lambda: None
         """Called between two parts."""
@@ -79,8 +81,7 @@ class Gradient:
     def of(self, tokens: Tensor, targets: Tensor, learned: int | None = None) -> Tensor:
         """The mean loss of a batch, detached; its gradient is in the weights.
 
-        ``learned``: learned tokens of a batch of which these windows are a part, while other
-        processes compute the rest: nobody could take a smaller cut alone.
+        ``learned``: learned tokens of a whole batch of which these windows are a part.
         """
         while True:
             try:
@@ -89,7 +90,7 @@ class Gradient:
                 return loss
             except (RuntimeError, MemoryError) as error:
                 smaller = self.cut.smaller(len(tokens), self.may_recompute)
-                if learned or smaller is None or not is_out_of_memory(error):
+                if not self.is_alone or smaller is None or not is_out_of_memory(error):
                     raise
             # Only here, where the error is gone, are the tensors of the pass gone with it.
             self._model.zero_grad(set_to_none=True)

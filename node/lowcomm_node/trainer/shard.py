@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from lowcomm_node.models.base import Model, computing, tensor_specs, trained
 from lowcomm_node.models.devices import compiles, copies_beside, module_of, steps_fused
 from lowcomm_node.models.evaluation import total_loss
 from lowcomm_node.trainer.gpu import loss_of
+from lowcomm_node.trainer.lent import Lenders
 from lowcomm_node.trainer.micro_batch import Gradient
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_node.trainer.world import ALONE, World, local, pairs_held
@@ -71,8 +73,11 @@ class Shard:
         self.weights: dict[str, Tensor] = self.optimizer.weights
         """Those that are trained; of several processes each has its rows."""
         self.gradient = Gradient(model, self._loss_of, spec.train.batch)
+        self.gradient.is_alone = world.size == 1
         self.runs_ahead = copies_beside(device) and steps_fused(device)
         """Whether steps are queued before the outcome of those before is known."""
+        self.lenders: Lenders | None = None
+        """Other machines that compute gradients, too."""
         self._merged: list[tuple[Tensor, Tensor]] = []
 
     def train(self, tokens: Tensor, targets: Tensor, step: Step) -> Callable[[], list[float]]:
@@ -83,8 +88,11 @@ class Shard:
         if pinned := copies_beside(self.device):  # copied without waiting for earlier steps
             tokens, targets = tokens.pin_memory(), targets.pin_memory()
         here = partial(Tensor.to, device=self.device, non_blocking=pinned)
-        learned = max(1, step.learned) if self.world.size > 1 else None
-        loss = self.world.sum(self.gradient.of(here(tokens), here(targets), learned))
+        learned = step.learned if self.world.size > 1 else None
+        if self.lenders is None:
+            loss = self.world.sum(self.gradient.of(here(tokens), here(targets), learned))
+        else:
+            loss = self._with_lenders(self.lenders, here(tokens), here(targets), step)
         norm = self._clipped()
         both = torch.stack((loss.float(), norm.float()))
         self.before_update()
@@ -99,6 +107,24 @@ class Shard:
             for weight in self.weights.values():
                 weight.grad = None
         return partial(list, known)
+
+    def _with_lenders(
+        self, lenders: Lenders, tokens: Tensor, targets: Tensor, step: Step
+    ) -> Tensor:
+        """Compute the gradient together with other machines; the loss."""
+        ours, learned = lenders.begin(self.weights.values(), tokens, targets, step), step.learned
+        began, loss = monotonic(), torch.zeros((), device=self.device)
+        if ours.stop:
+            loss += self.gradient.of(tokens[ours], targets[ours], learned)
+            module_of(self.device).synchronize()
+        lenders.measured(ours.stop, monotonic() - began)
+        weights = list(self.weights.values())
+        theirs, left = lenders.finish(weights)
+        self.gradient.is_alone = False  # a smaller cut would forget the gradients that are there
+        for these in left:
+            loss += self.gradient.of(tokens[these], targets[these], learned)
+        self.gradient.is_alone = True
+        return loss + theirs
 
     def loss_here(self, tokens: Tensor, targets: Tensor) -> float:
         """The sum of the losses of our windows, each by its share of learned tokens."""

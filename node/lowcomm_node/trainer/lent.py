@@ -1,0 +1,381 @@
+"""Other machines of the owner compute gradients for a trainer: replicas on a local network.
+
+    trainer ──weights, windows──► worker on a lender     every step, to each machine its windows
+            ◄──loss, gradients───
+
+A worker has neither text nor optimizer nor slow weights: only the trainer knows peers, and moves
+weights. So nothing is lost with a worker. Its windows are computed here in the same step, and it
+takes part again once it is back.
+
+Each machine gets as many windows as let all of them end at the same time, from what its windows and
+the line between have taken. Where a line costs more than a machine brings, that is none.
+"""
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from queue import Empty, Queue
+from time import monotonic
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.models.adapters import allocated
+from lowcomm_node.models.base import Model, computing, family_of, trained
+from lowcomm_node.models.devices import choose_device
+from lowcomm_node.node.messages import is_foreseen, text_of
+from lowcomm_node.system.command import die_with_parent, end
+from lowcomm_node.trainer import memory
+from lowcomm_node.trainer.gpu import loss_of, use
+from lowcomm_node.trainer.micro_batch import Gradient
+from lowcomm_protocol.spec.run import RunSpec, parse_canonical
+
+MAX_LINE = 1 << 20
+"""Bytes of a line: the specification is one."""
+RETRY = 10.0
+"""Seconds between two tries to reach a lender."""
+PATIENCE, FIRST_PATIENCE, TIMES = 20.0, 600.0, 10
+"""Seconds without a byte after which a lender counts as gone, also before its first answer; and how
+many times its usual time it may take."""
+TRY_AGAIN = 200
+"""Steps after which a machine that gets no windows is measured again."""
+KEPT = 0.8
+"""Share of a smoothed time that the next step leaves."""
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor of host memory, as they lie there."""
+    whole: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(whole)
+
+
+class Wire:
+    """Lines of JSON, and tensors whose shapes both ends know, over a socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._read: Any = sock.makefile("rb")
+
+    def send(self, line: Mapping[str, Any], tensors: Iterable[Tensor] = ()) -> None:
+        """Raises OSError."""
+        self._sock.sendall(json.dumps(line).encode() + b"\n")
+        for one in tensors:
+            if one.numel():
+                self._sock.sendall(_bytes_of(one.detach().cpu().contiguous()))
+
+    def read(self) -> Any:
+        """The next line; None at the end. Raises OSError, ValueError."""
+        line = self._read.readline(MAX_LINE)
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    def read_exactly(self, tensors: Iterable[Tensor]) -> None:
+        """Fill contiguous tensors of host memory. Raises OSError, LinkLost."""
+        for one in tensors:
+            if not one.numel():
+                continue
+            left = _bytes_of(one)
+            while left:
+                count = self._read.readinto(left)
+                if not count:
+                    raise LinkLost("the connection ended in the middle of a step")
+                left = left[count:]
+
+
+def untrained(model: Model) -> list[Tensor]:
+    """What a worker is sent once: frozen weights and factors; nothing where all is trained."""
+    if all(one.requires_grad for one in model.parameters()):
+        return []
+    frozen = [one for one in model.parameters() if not one.requires_grad]
+    return [*frozen, *model.buffers()]
+
+
+# the trainer's side
+
+
+@dataclass
+class Pace:
+    """What a machine has taken, in smoothed seconds."""
+
+    window: float = 0.0
+    """To compute one window; 0 before the first."""
+    line: float = 0.0
+    """For weights and gradients on their way."""
+
+    def measured(self, window: float, line: float) -> None:
+        """Take in one step."""
+        kept = KEPT if self.window else 0.0
+        self.window = kept * self.window + (1 - kept) * window
+        self.line = kept * self.line + (1 - kept) * line
+
+
+def share_out(count: int, own: Pace, others: Sequence[Pace | None], tries: bool) -> list[int]:
+    """Windows for us and for each of the others, so that the last one ends soonest.
+
+    None is a machine that is away. One that was not measured yet gets a window, and with ``tries``
+    so does each.
+    """
+    shares = [0] * (1 + len(others))
+    for place, one in enumerate(others, start=1):
+        if one is not None and (tries or not one.window) and sum(shares) < count - 1:
+            shares[place] = 1
+    paces = [own, *others]
+    for _ in range(count - sum(shares)):
+        ends = [
+            inf if one is None or (not one.window and place) else one.line + one.window * (had + 1)
+            for place, (one, had) in enumerate(zip(paces, shares, strict=True))
+        ]
+        shares[ends.index(min(ends))] += 1
+    return shares
+
+
+@dataclass
+class _Task:
+    """The part of a step that a worker does."""
+
+    header: dict[str, Any]
+    tensors: list[Tensor]
+    outcome: "Future[tuple[float, list[Tensor]]]"
+
+
+class Lent:
+    """One lender, as the trainer sees it; it connects by itself, again and again."""
+
+    def __init__(self, name: str, path: str, spec: RunSpec, model: Model) -> None:
+        """``path``: socket of the daemon, which opens a connection to the machine's worker."""
+        self.name = name
+        self.why_away = "it is being connected"
+        """Empty while it computes."""
+        self.pace = Pace()
+        self.windows = 0
+        """Of the last step."""
+        self.bytes = 0
+        """Sent and received, in all."""
+        self._path, self._spec = path, spec
+        self._sent_once = untrained(model)
+        self._shapes = [one.shape for one in trained(model).values()]
+        self._gradients = [torch.empty(shape) for shape in self._shapes]
+        self._tasks: Queue[_Task | None] = Queue()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"lent-{name}", daemon=True)
+        self._thread.start()
+
+    def begin(self, task: _Task) -> None:
+        """Have its worker do a part of a step."""
+        self._tasks.put(task)
+
+    def stop(self) -> None:
+        """End the connection."""
+        self._stopped.set()
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                with socket.socket(socket.AF_UNIX) as sock:
+                    sock.settimeout(FIRST_PATIENCE)
+                    sock.connect(self._path)
+                    self._work(sock, Wire(sock))
+            except (OSError, ValueError, LinkLost) as error:
+                self.why_away = str(error) or type(error).__name__
+            self._refuse()
+            self._stopped.wait(RETRY)
+
+    def _work(self, sock: socket.socket, wire: Wire) -> None:
+        wire.send({"spec": self._spec.canonical().decode()}, self._sent_once)
+        self._heed(wire.read())
+        self.why_away = ""
+        while (task := self._next(sock)) is not None:
+            try:
+                sock.settimeout(max(PATIENCE, TIMES * (self.pace.window + self.pace.line)))
+                began = monotonic()
+                wire.send(task.header, task.tensors)
+                answer = self._heed(wire.read())
+                wire.read_exactly(self._gradients)
+                took, computed = monotonic() - began, float(answer["seconds"])
+                self.windows = task.header["windows"][0]
+                self.pace.measured(computed / self.windows, max(0.0, took - computed))
+                self.bytes += sum(one.nbytes for one in (*task.tensors, *self._gradients))
+                task.outcome.set_result((float(answer["loss"]), self._gradients))
+            except BaseException as error:
+                if not task.outcome.done():
+                    task.outcome.set_exception(LinkLost(str(error)))
+                raise
+
+    def _next(self, sock: socket.socket) -> _Task | None:
+        """The next task; sees meanwhile whether the worker is gone."""
+        while not self._stopped.is_set():
+            with suppress(Empty):
+                return self._tasks.get(timeout=0.5)
+            sock.settimeout(0.0)
+            with suppress(BlockingIOError):
+                if not sock.recv(1, socket.MSG_PEEK):
+                    raise LinkLost("the connection ended")
+        return None
+
+    def _heed(self, answer: Any) -> dict[str, Any]:
+        if not isinstance(answer, dict):
+            raise LinkLost("the connection ended")
+        if "failed" in answer:
+            raise LinkLost(str(answer["failed"])[:500])
+        return answer
+
+    def _refuse(self) -> None:
+        self.why_away = self.why_away or "the connection ended"
+        self.windows = 0
+        with suppress(Empty):
+            while True:
+                task = self._tasks.get_nowait()
+                if task is not None:
+                    task.outcome.set_exception(LinkLost(self.why_away))
+
+
+class Lenders:
+    """All lenders of a trainer."""
+
+    def __init__(self, named: Iterable[tuple[str, str]], spec: RunSpec, model: Model) -> None:
+        """``named``: name of each and the path of the daemon's socket for it."""
+        self.machines = [Lent(name, path, spec, model) for name, path in named]
+        self.own = Pace()
+        """Ours, without a line."""
+        self._steps = 0
+        self._under_way: list[tuple[slice, Future[tuple[float, list[Tensor]]]]] = []
+
+    def begin(self, weights: Iterable[Tensor], tokens: Tensor, targets: Tensor, step: Any) -> slice:
+        """Send weights and windows out; which windows are ours."""
+        self._steps += 1
+        paces = [None if one.why_away else one.pace for one in self.machines]
+        tries = self._steps % TRY_AGAIN == 0
+        shares = share_out(len(tokens), self.own, paces, tries)
+        self._under_way, start = [], shares[0]
+        sent = [one.detach().cpu() for one in weights] if start < len(tokens) else []
+        for place, (one, count) in enumerate(zip(self.machines, shares[1:], strict=True), start=1):
+            one.windows = 0
+            if not count:
+                continue
+            these, outcome = slice(start, start + count), Future[tuple[float, list[Tensor]]]()
+            seed = step.seed + place
+            header = {"windows": list(tokens[these].shape), "learned": step.learned, "seed": seed}
+            batch = [some[these].to(torch.int32) for some in (tokens, targets)]
+            one.begin(_Task(header, sent + batch, outcome))
+            self._under_way.append((these, outcome))
+            start += count
+        return slice(0, shares[0])
+
+    def measured(self, windows: int, seconds: float) -> None:
+        """Take in what our own windows have taken."""
+        if windows:
+            self.own.measured(seconds / windows, 0.0)
+
+    @torch.no_grad()
+    def finish(self, weights: Sequence[Tensor]) -> tuple[float, list[slice]]:
+        """Add the gradients that came; their part of the loss, and windows of machines that have
+        gone, which are still to be computed."""
+        loss, left = 0.0, list[slice]()
+        for these, outcome in self._under_way:
+            try:
+                part, gradients = outcome.result()
+            except LinkLost:
+                left.append(these)
+                continue
+            loss += part
+            for weight, gradient in zip(weights, gradients, strict=True):
+                there = gradient.to(weight.device)
+                if weight.grad is None:
+                    weight.grad = there.clone()
+                else:
+                    weight.grad += there
+        return loss, left
+
+    def stop(self) -> None:
+        """End all connections."""
+        for one in self.machines:
+            one.stop()
+
+
+# the lender's side
+
+
+def work(wire: Wire, device: torch.device, max_bytes: int | None) -> None:
+    """Compute gradients until the trainer is gone. Raises ConfigError, LinkLost, OSError."""
+    told = wire.read()
+    if told is None:
+        return
+    spec = parse_canonical(told["spec"])
+    gradient, model = _built(spec, device, max_bytes, wire)
+    weights = list(trained(model).values())
+    received = [torch.empty(one.shape) for one in weights]
+    wire.send({"here": True})
+    while (order := wire.read()) is not None:
+        shape = order["windows"]
+        batch = [torch.empty(shape, dtype=torch.int32) for _ in range(2)]
+        wire.read_exactly([*received, *batch])
+        began = monotonic()
+        with torch.no_grad():
+            for weight, came in zip(weights, received, strict=True):
+                weight.copy_(came)
+                weight.grad = None
+        if model.draws:
+            torch.manual_seed(order["seed"])
+        tokens, targets = (one.long().to(device) for one in batch)
+        loss = float(gradient.of(tokens, targets, max(1, order["learned"])))
+        slopes = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
+        wire.send({"loss": loss, "seconds": monotonic() - began}, slopes)
+
+
+def _built(
+    spec: RunSpec, device: torch.device, max_bytes: int | None, wire: Wire
+) -> tuple[Gradient, Model]:
+    family_of(spec.model).check(spec.model)
+    limit = None if max_bytes is None else max_bytes / memory.GIB
+    _, cut = memory.check_memory(spec, device, limit, exchanges=0)
+    if spec.adapter is not None:
+        model = allocated(spec.model, spec.adapter, device)
+    else:
+        model = family_of(spec.model).blank(spec.model).to(device)
+    with torch.no_grad():
+        for one in untrained(model):
+            came = torch.empty(one.shape, dtype=one.dtype)
+            wire.read_exactly([came])
+            one.copy_(came)
+    loss = loss_of(model, compiled=False)
+
+    def loss_here(tokens: Tensor, targets: Tensor) -> Tensor:
+        with computing(device):
+            return loss(tokens, targets)
+
+    gradient = Gradient(model, loss_here, spec.train.batch)
+    gradient.cut = cut
+    return gradient, model
+
+
+def main() -> NoReturn:
+    """Entry of a worker: settings of the lender as JSON at its standard input, and the descriptor
+    of a socket to the trainer as its last argument."""
+    die_with_parent()
+    own = json.load(sys.stdin)
+    with socket.socket(fileno=int(sys.argv[-1])) as sock:
+        wire = Wire(sock)
+        try:
+            device = choose_device(own.get("device") or "auto")
+            use(device)
+            work(wire, device, own.get("max_memory_bytes"))
+        except Exception as error:
+            if not is_foreseen(error):
+                raise
+            print(text_of(error), file=sys.stderr)
+            with suppress(OSError):
+                wire.send({"failed": text_of(error)})
+            end(1)
+    end(0)
+
+
+if __name__ == "__main__":
+    main()
