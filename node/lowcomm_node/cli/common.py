@@ -47,6 +47,7 @@ def setting(name: str, text: str | None = None, panel: str | None = None) -> Any
         text = f"{declared.text}; default: {default}." if default else f"{declared.text}."
     # Typer gives a switch a --no- form, unless its flag is named.
     flag = [] if not declared.unit and declared.negation else [flag_of_setting(name)]
+    flag += [declared.other_flag] if declared.other_flag else []
     return typer.Option(*flag, help=text, metavar=declared.unit, rich_help_panel=panel)
 
 

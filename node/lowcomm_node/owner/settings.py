@@ -110,9 +110,11 @@ Run = Annotated[
 """``NAME`` or ``NAME@FINGERPRINT``."""
 Invite = Annotated[SecretStr, AfterValidator(_check_invite)]
 PeerName = Annotated[str, AfterValidator(_check_name)]
-DEVICES = "auto, all, cpu, mps, cuda, cuda:N, xpu or xpu:N, or several such as 0,1"
+DEVICES = "(auto, cpu, mps, cuda, cuda:N, xpu or xpu:N), several such as 0,1, or all"
 _ONE = r"(cpu|(cuda:|xpu:)?\d{1,2})"
-Device = Annotated[str, _matching(rf"auto|all|cpu|mps|cuda|xpu|{_ONE}(,{_ONE}){{0,15}}", DEVICES)]
+Device = Annotated[
+    str, _matching(rf"auto|all|cpu|mps|cuda|xpu|{_ONE}(,{_ONE}){{0,15}}", f"one device {DEVICES}")
+]
 Checkpointing = Annotated[str, _matching("auto|on|off", "auto, on or off")]
 """Of activations."""
 Moments = Annotated[str, _matching("fp32|bf16|int8", "fp32, bf16 or int8")]
@@ -181,6 +183,8 @@ class Setting:
     """Whether a switch has a ``--no-`` form, too."""
     while_running: bool = False
     """Whether ``lowcomm-node limits`` changes it in a running node."""
+    other_flag: str = ""
+    """Another spelling of its option."""
 
 
 def _setting(text: str, unit: str = "", default: Any = None, **more: Any) -> Any:
@@ -276,7 +280,9 @@ class NodeSettings(BaseModel):
         unset="nowhere",
     )
 
-    device: Device = _setting(DEVICES, "DEVICE", default="auto")
+    device: Device = _setting(
+        f"One device {DEVICES}", "DEVICE", default="auto", other_flag="--devices"
+    )
     threads: Annotated[int, Field(ge=1, le=4096)] | None = _setting(
         "CPU threads of the trainer", "COUNT", unset="as many as it has cores"
     )

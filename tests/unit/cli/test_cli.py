@@ -211,6 +211,10 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: 
         ("join --peers 127.0.0.1:31330", 78, "flag --peers"),
         ("join --peers " + NOWHERE + " --run Upper", 78, "NAME@FINGERPRINT"),
         ("join --peers " + NOWHERE + " --port 70000", 78, "flag --port: port = '70000'"),
+        *(
+            (f"join --device{s} 0,gpu", 78, "flag --device: device = '0,gpu': expected one device")
+            for s in ("", "s")
+        ),
         (
             "join --peers " + NOWHERE + " --invite inviteXYZ",
             78,
