@@ -231,6 +231,7 @@ def plan(
     adapter: Annotated[int | None, typer.Option(metavar="RANK", min=1, max=MAX_RANK)] = None,
     base: str | None = None,
     vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
+    gpus: Annotated[int, typer.Option(min=1, max=16)] = 1,
     moments: str = "fp32",
     line: Any = None,
 ) -> None:
@@ -244,6 +245,7 @@ def plan(
         adapter: Train low-rank factors of this rank beside frozen weights.
         base: bf16, int8 or nf4: how peers hold the frozen weights.
         vram: Memory of a GPU, such as 12GiB: say what it holds, and what to change.
+        gpus: With --vram: GPUs of that size that train together, as with --device all.
         moments: With --vram: fp32, bf16 or int8, as for join.
     """
     from lowcomm_node.cli.creator import parameters_of
@@ -274,7 +276,7 @@ def plan(
     if adapter is not None or base is not None:
         spec = with_adapter(spec, adapter, base)
     if on is None:
-        fitting = fit(spec, _size(vram or ""), moments)
+        fitting = fit(spec, _size(vram or ""), moments, gpus)
         here.show(fitting, fit_in_words(fitting))
         return
     planned = plan_methods(spec, on, from_file=file is not None)

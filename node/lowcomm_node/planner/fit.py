@@ -32,7 +32,8 @@ class GpuFit:
     """Parameters of the model, frozen ones included."""
     trained: int
     vram_bytes: int
-    """Memory of the GPU that may be taken."""
+    """Memory of the GPU that may be taken; of each, where there are several."""
+    gpus: int = 1
     batch: int
     """Windows that a step learns from."""
     windows: int | None
@@ -63,14 +64,15 @@ def with_adapter(spec: RunSpec, rank: int | None, base: str | None) -> RunSpec:
     return spec.model_copy(update={"adapter": adapter, "start": start})
 
 
-def fit(spec: RunSpec, vram_bytes: int, moments: str = "fp32") -> GpuFit:
-    """The memory that a run takes of a GPU with ``vram_bytes``; ``moments``: form of them."""
-    cut, estimate = _choose(spec, vram_bytes, moments)
+def fit(spec: RunSpec, vram_bytes: int, moments: str = "fp32", gpus: int = 1) -> GpuFit:
+    """The memory that a run takes of a GPU with ``vram_bytes``, or of each of several that share
+    the work; ``moments``: form of them."""
+    cut, estimate = _choose(spec, vram_bytes, moments, gpus)
     changes, changed_bytes = {}, None
     if cut is None:
         for tried in _changes(spec, moments):
             other, form = _changed(spec, moments, tried)
-            fitting, needed = _choose(other, vram_bytes, form)
+            fitting, needed = _choose(other, vram_bytes, form, gpus)
             if fitting is not None:
                 changes, changed_bytes = tried, needed.device_bytes
                 break
@@ -78,6 +80,7 @@ def fit(spec: RunSpec, vram_bytes: int, moments: str = "fp32") -> GpuFit:
         parameters=count_parameters(spec.model),
         trained=count_trained(spec),
         vram_bytes=vram_bytes,
+        gpus=gpus,
         batch=spec.train.batch,
         windows=cut.windows if cut else None,
         recompute=cut.recompute if cut else True,
@@ -88,12 +91,13 @@ def fit(spec: RunSpec, vram_bytes: int, moments: str = "fp32") -> GpuFit:
     )
 
 
-def _choose(spec: RunSpec, vram_bytes: int, moments: str) -> tuple[Cut | None, MemoryEstimate]:
+def _choose(
+    spec: RunSpec, vram_bytes: int, moments: str, gpus: int
+) -> tuple[Cut | None, MemoryEstimate]:
     """The largest micro-batch that fits, and what it takes; else what one window takes."""
-    estimated = partial(estimate_memory, spec, True, form=moments)
-    cut = choose(
-        spec.train.batch, None, None, lambda cut: estimated(cut=cut).device_bytes <= vram_bytes
-    )
+    estimated = partial(estimate_memory, spec, True, form=moments, ranks=gpus)
+    windows = -(-spec.train.batch // gpus)
+    cut = choose(windows, None, None, lambda cut: estimated(cut=cut).device_bytes <= vram_bytes)
     return cut, estimated(cut=cut or Cut(1, True))
 
 

@@ -86,13 +86,18 @@ CHANGES = {
 
 def fit_in_words(fit: GpuFit) -> str:
     """The memory of a GPU by part, and what to change where that is too little."""
-    vram = f"{fit.vram_bytes / GIB:.1f} GiB"
+    vram, of_each = f"{fit.vram_bytes / GIB:.1f} GiB", "the GPU"
+    place, batch = "a GPU", f"{fit.batch} windows of a step"
+    if fit.gpus > 1:
+        place = vram = f"{fit.gpus} GPUs of {vram}"
+        of_each = "each GPU"
+        batch = f"{-(-fit.batch // fit.gpus)} windows that each has of a step"
     of_these = "" if fit.trained == fit.parameters else f", {quantity(fit.trained)} of them trained"
     rows = [part for part in fit.parts.items() if part[1]] + [("sum", fit.gpu_bytes)]
     if fit.windows is not None:
         again = ", and blocks are computed again in the backward pass" if fit.recompute else ""
         said = (
-            f"{vram} hold it: {fit.windows} of the {fit.batch} windows of a step go through the "
+            f"{vram} hold it: {fit.windows} of the {batch} go through the "
             f"model at once{again}. The machine itself needs {fit.host_bytes / GIB:.1f} GiB."
         )
     else:
@@ -103,9 +108,9 @@ def fit_in_words(fit: GpuFit) -> str:
         )
         said += more if changes else "Nor does any change that we know of: take a smaller model."
     lines = [
-        *wrap(f"{quantity(fit.parameters)} parameters{of_these}, on a GPU", 80),
+        *wrap(f"{quantity(fit.parameters)} parameters{of_these}, on {place}", 80),
         "",
-        f"{'memory of the GPU':<70}{'GiB':>10}",
+        f"{f'memory of {of_each}':<70}{'GiB':>10}",
         *(f"{name:<70}{size / GIB:>10.2f}" for name, size in rows),
         "",
         *wrap(said, 80),

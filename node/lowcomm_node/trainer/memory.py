@@ -133,7 +133,8 @@ def estimate_memory(
         host = {"programs": programs, **_with_gaps(training | keeping), **mapped}
         return MemoryEstimate(host, device={})
     # Where the copies of a fragment do not fit, training waits for slower ones.
-    copies = DEVICE_VECTORS * FLOAT * fragment if kind_of(spec.sync) else 0
+    # Several GPUs merge through host memory.
+    copies = DEVICE_VECTORS * FLOAT * fragment if kind_of(spec.sync) and ranks == 1 else 0
     return MemoryEstimate(
         host={"programs": programs + ranks * CUDA_TRAINER, **_with_gaps(keeping), **mapped},
         device={"programs": CUDA_DEVICE, **_with_gaps(training | {"captures and merges": copies})},

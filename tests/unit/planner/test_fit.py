@@ -14,8 +14,8 @@ WHOLE = run_of_parameters("300M", 1)
 ADAPTED = with_adapter(run_of_parameters("8B", 1), 16, None)
 
 
-def bytes_of(spec: RunSpec, cut: Cut, form: str = "fp32") -> int:
-    return estimate_memory(spec, True, cut=cut, form=form).device_bytes
+def bytes_of(spec: RunSpec, cut: Cut, form: str = "fp32", gpus: int = 1) -> int:
+    return estimate_memory(spec, True, cut=cut, form=form, ranks=gpus).device_bytes
 
 
 @pytest.mark.parametrize("windows", [1, 3, 8])
@@ -25,6 +25,21 @@ def test_the_largest_micro_batch_that_fits_is_named(windows: int) -> None:
     assert found.gpu_bytes == bytes_of(ADAPTED, Cut(windows))
     assert f"hold it: {windows} of the 8 windows" in fit_in_words(found)
     assert 30e6 < found.trained < 32e6 < 7.9e9 < found.parameters
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 8])
+def test_several_gpus_hold_together_what_one_does_not(gpus: int) -> None:
+    needed = bytes_of(WHOLE, Cut(1, True), gpus=gpus)
+    one, found = fit(WHOLE, needed), fit(WHOLE, needed, gpus=gpus)
+    assert one.windows is None and "captures and merges" in one.parts
+    assert found.windows and found.recompute and found.gpu_bytes <= needed
+    text = fit_in_words(found)
+    assert f"{gpus} GPUs of" in text and "memory of each GPU" in text
+    assert (
+        f"hold it: {found.windows} of the {-(-8 // gpus)} windows that each has of a step" in text
+    )
+    roomy = fit(WHOLE, 10**12, gpus=gpus)
+    assert roomy.windows == -(-8 // gpus) and roomy.parts["captures and merges"] == 0
 
 
 NF4, RANK_128 = with_adapter(ADAPTED, None, "nf4"), with_adapter(ADAPTED, 128, "nf4")
