@@ -439,6 +439,9 @@ def gpu(seen: Observations) -> Finding:
         value = f"{name} ({size(found['free'])} free of {size(found['total'])}); tried: {tried}"
         if kind != "cuda":
             value += f"; its load, temperature and power are unknown; never tried on {kind}"
+        if len(several := found["all"]) > 1:
+            takes = (f"{one} ({name}, {size(free)} free)" for one, (name, free) in several.items())
+            value += f"; --device all takes {', '.join(takes)}"
         if device == "cpu":
             remedy = f"start the node with --device auto: it trains on the CPU beside the {name}"
         elif found["free"] < LITTLE_GPU:

@@ -151,8 +151,11 @@ def main() -> None:
     device = choose_device("auto")
     found: dict[str, Any] = {"kind": "rocm" if torch.version.hip else device.type, "name": "CPU"}
     if device.type != "cpu":
-        found["name"] = getattr(module_of(device), "get_device_name", str)(device)
+        name_of = getattr(module_of(device), "get_device_name", str)
+        found["name"] = name_of(device)
         found["free"], found["total"] = memory_on(device)
+        several = map(torch.device, devices_of("all"))
+        found["all"] = {str(one): [name_of(one), memory_on(one)[0]] for one in several}
         trials = computes_bf16, steps_fused, copies_beside, compiles
         found["tried"] = {trial.__name__: trial(device) for trial in trials}
     print(json.dumps(found))

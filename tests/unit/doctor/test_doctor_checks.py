@@ -343,12 +343,16 @@ def test_a_gpu_is_said_to_do_what_was_tried_and_to_be_used(
     remedy: str,
 ):
     seen = {"kind": kind, "name": "One", "free": free * 10**9, "total": 80 * 10**9}
-    trying(monkeypatch, {**seen, "tried": {"computes_bf16": True, "compiles": False}})
+    several = {"cuda:0": ["One", 70 * 10**9], "cuda:1": ["Two", 10**9]} if kind == "cuda" else {}
+    tried = {"computes_bf16": True, "compiles": False}
+    trying(monkeypatch, {**seen, "tried": tried, "all": several})
     status = SimpleNamespace(trainer=SimpleNamespace(device=trains_on))
     found = finding(checks.gpu, status=status if trains_on else None)
     assert words in found.value and ("never tried" in found.value) == (kind != "cuda"), found
     assert remedy in found.remedy and bool(found.remedy) == bool(remedy)
     assert found.state is (WARNING if remedy else OK)
+    takes = "--device all takes cuda:0 (One, 70.0 GB free), cuda:1 (Two, 1.0 GB free)"
+    assert (takes in found.value) == bool(several and trains_on != "cuda:0")
 
 
 def test_a_card_that_torch_does_not_see_is_a_warning(monkeypatch: pytest.MonkeyPatch):
