@@ -179,14 +179,23 @@ class Lent:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                with socket.socket(socket.AF_UNIX) as sock:
+                with self._connected() as sock:
                     sock.settimeout(FIRST_PATIENCE)
-                    sock.connect(self._path)
                     self._work(sock, Wire(sock))
             except (OSError, ValueError, LinkLost) as error:
                 self.why_away = str(error) or type(error).__name__
             self._refuse()
             self._stopped.wait(RETRY)
+
+    def _connected(self) -> socket.socket:
+        """A socket to its worker. Raises LinkLost, OSError."""
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.settimeout(FIRST_PATIENCE)
+            asked.connect(self._path if self._path.startswith("/") else f"\0{self._path}")
+            reason, descriptors, _, _ = socket.recv_fds(asked, MAX_LINE, 1)
+        if not descriptors:
+            raise LinkLost(reason.decode(errors="replace") or "the daemon has no link to it")
+        return socket.socket(fileno=descriptors[0])
 
     def _work(self, sock: socket.socket, wire: Wire) -> None:
         wire.send({"spec": self._spec.canonical().decode()}, self._sent_once)

@@ -43,8 +43,10 @@ class Daemon:
     def _serve(self) -> None:
         with suppress(OSError):
             while True:
-                sock, _ = self._listener.accept()
-                with sock:
+                asked, _ = self._listener.accept()
+                ours, sock = socket.socketpair()
+                with asked, ours, sock:
+                    socket.send_fds(asked, [b"+"], [ours.fileno()])
                     worker = subprocess.Popen(
                         [sys.executable, "-m", "lowcomm_node.trainer.lent", str(sock.fileno())],
                         stdin=subprocess.PIPE,

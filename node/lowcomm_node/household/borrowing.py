@@ -1,0 +1,79 @@
+"""The head: lets its trainer reach the workers of lenders.
+
+    trainer ──connects──► socket of the daemon ──► link to the lender (``link.py``)
+            ◄──a descriptor of the link, or why there is none
+
+The trainer connects again whenever a link has ended, so a lender may come and go.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from lowcomm_node.errors import NodeError
+from lowcomm_node.household.link import lent
+from lowcomm_node.household.machines import Household
+from lowcomm_node.net import local
+from lowcomm_node.system.logs import log
+from lowcomm_node.system.tasks import Tasks
+
+MAX_TEXT = 1000
+"""Bytes of a reason."""
+
+
+class Borrowing:
+    """A socket for each lender of this machine."""
+
+    def __init__(self, home: Path, addresses: Sequence[str], trainer: Callable[[], int | None]):
+        """``trainer``: the process that may use them. Raises ConfigError for a machine that is not
+        paired."""
+        household = Household(home)
+        self._home, self._trainer = home, trainer
+        self._machines = {household.lender(one).name: one for one in addresses}
+        self._sockets: dict[str, tuple[str, socket.socket]] = {}
+        self._tasks = Tasks()
+
+    def open(self) -> None:
+        """Listen."""
+        for name, address in self._machines.items():
+            path = local.new_name()
+            listener = local.bound(path)
+            listener.listen()
+            self._sockets[name] = path, listener
+            self._tasks.start(self._serve(listener, address))
+
+    async def close(self) -> None:
+        """End all links."""
+        await self._tasks.cancel()
+        for path, listener in self._sockets.values():
+            listener.close()
+            local.remove(path)
+
+    @property
+    def sockets(self) -> tuple[tuple[str, str], ...]:
+        """Name of each lender, and that of its socket."""
+        return tuple((name, path) for name, (path, _) in self._sockets.items())
+
+    async def _serve(self, listener: socket.socket, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            self._tasks.start(self._hand_over(connection, address))
+
+    async def _hand_over(self, connection: socket.socket, address: str) -> None:
+        with connection, suppress(OSError):
+            if local.caller(connection) != self._trainer():
+                return
+            try:
+                link = await lent(address, self._home, {})
+            except NodeError as error:
+                connection.send(str(error).encode()[:MAX_TEXT])
+                return
+            with link.socket:
+                socket.send_fds(connection, [b"+"], [link.socket.fileno()])
+        try:
+            log.info("lender.ended", address=address, reason=await link.ended())
+        finally:
+            await link.close()
