@@ -16,6 +16,7 @@ import typer
 from rich.live import Live
 
 from lowcomm_node.cli.common import Here, command, read_settings, setting_options
+from lowcomm_node.cli.lend import pair_unless_paired
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.net.p2pd import free_port
 from lowcomm_node.node.process import Trainer
@@ -67,6 +68,8 @@ def live(here: Here, loaded: LoadedSettings, web: bool = False, trains: bool = T
 
     check_card(settings)
     _refuse_at_once(settings)
+    for address in settings.lenders:
+        pair_unless_paired(settings.home, address)
     manager = ServiceManager.of()
     availability = Availability(settings)
     trainer = Trainer(settings.nice)

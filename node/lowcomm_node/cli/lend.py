@@ -130,6 +130,16 @@ def pair_by_code(home: Path, address: str, code: str | None = None) -> str:
     return asyncio.run(pair(address, home, code or _ask_code(address))).name
 
 
+def pair_unless_paired(home: Path, address: str) -> None:
+    """Pair with a lender that this machine does not know yet. Raises ConfigError, LinkLost."""
+    from lowcomm_node.household.machines import Household
+
+    try:
+        Household(home).lender(address)
+    except ConfigError:
+        pair_by_code(home, address)
+
+
 def _ask_code(address: str) -> str:
     if not sys.stdin.isatty():
         raise ConfigError(

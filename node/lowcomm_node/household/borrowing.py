@@ -29,20 +29,21 @@ class Borrowing:
     def __init__(self, home: Path, addresses: Sequence[str], trainer: Callable[[], int | None]):
         """``trainer``: the process that may use them. Raises ConfigError for a machine that is not
         paired."""
-        household = Household(home)
         self._home, self._trainer = home, trainer
-        self._machines = {household.lender(one).name: one for one in addresses}
+        household = Household(home) if addresses else None
+        self._machines = {household.lender(one).name: one for one in addresses if household}
         self._sockets: dict[str, tuple[str, socket.socket]] = {}
         self._tasks = Tasks()
 
-    def open(self) -> None:
-        """Listen."""
+    def open(self) -> tuple[tuple[str, str], ...]:
+        """Listen; the name of each lender, and that of its socket."""
         for name, address in self._machines.items():
             path = local.new_name()
             listener = local.bound(path)
             listener.listen()
             self._sockets[name] = path, listener
             self._tasks.start(self._serve(listener, address))
+        return tuple((name, path) for name, (path, _) in self._sockets.items())
 
     async def close(self) -> None:
         """End all links."""
@@ -50,11 +51,6 @@ class Borrowing:
         for path, listener in self._sockets.values():
             listener.close()
             local.remove(path)
-
-    @property
-    def sockets(self) -> tuple[tuple[str, str], ...]:
-        """Name of each lender, and that of its socket."""
-        return tuple((name, path) for name, (path, _) in self._sockets.items())
 
     async def _serve(self, listener: socket.socket, address: str) -> None:
         loop = asyncio.get_running_loop()
@@ -71,9 +67,9 @@ class Borrowing:
             except NodeError as error:
                 connection.send(str(error).encode()[:MAX_TEXT])
                 return
-            with link.socket:
-                socket.send_fds(connection, [b"+"], [link.socket.fileno()])
-        try:
-            log.info("lender.ended", address=address, reason=await link.ended())
-        finally:
-            await link.close()
+            try:
+                with link.socket:
+                    socket.send_fds(connection, [b"+"], [link.socket.fileno()])
+                log.info("lender.ended", address=address, reason=await link.ended())
+            finally:
+                await link.close()

@@ -41,9 +41,8 @@ class TrainerSettings(NodeSettings):
     missing."""
     exchanges: int = 4
     """Fragments that may be under way at once."""
-    lenders: tuple[tuple[str, str], ...] = ()
-    """Machines that compute gradients, too: the name of each, and the path of the socket by which
-    its worker is reached."""
+    workers: tuple[tuple[str, str], ...] = ()
+    """The name of each lender, and that of the socket by which its worker is reached."""
 
 
 # Answers
@@ -398,6 +397,24 @@ class Tokenizing(TrainerEvent, name="tokenizing"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LenderFigures:
+    """A machine of the owner that computes for this node."""
+
+    __pydantic_config__ = AS_JSON
+    name: str
+    away: str = ""
+    """Why it does not compute now; empty if it does."""
+    windows: int = 0
+    """Windows of the last step that it computed; 0 also where its line costs more than it saves."""
+    computing: float = 0.0
+    """Recent seconds in which it computed one."""
+    moving: float = 0.0
+    """Recent seconds of a step in which weights and gradients were on their way."""
+    moved: int = 0
+    """Bytes of weights, gradients and text, since the trainer started."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepFigures:
     """Figures of the last inner step."""
 
@@ -424,6 +441,8 @@ class StepFigures:
     """Seconds since then in which training waited between two steps, by what for: such as
     `capture`, `merge`, `evaluate`, `save`; `duty` is rest between micro-batches, too, and `heat`
     until a GPU has cooled."""
+    lenders: tuple[LenderFigures, ...] = ()
+    """Other machines of the owner, in the order of --with."""
 
 
 class InnerStepTaken(TrainerEvent, StepFigures, name="step"):

@@ -17,6 +17,7 @@ import sys
 from contextlib import ExitStack
 
 from lowcomm_node.fetch.files import check_named
+from lowcomm_node.household.borrowing import Borrowing
 from lowcomm_node.node.controls import Controls
 from lowcomm_node.node.entry import LEAVE_DEADLINE, Departure, Entry
 from lowcomm_node.node.process import Trainer
@@ -85,7 +86,9 @@ class Node:
             state.peer_id = identity.peer_id
             await self.control.start(settings.control_port, state.peer_id)
             metrics: Listening | None = None
+            borrowing = Borrowing(settings.home, settings.lenders, lambda: state.supervisor.pid)
             try:
+                state.workers = borrowing.open()
                 if settings.metrics is not None:
                     metrics = serve_metrics(self.controls.status, settings.metrics)
                 await self._live(Entry(settings, identity, key_file, self.board, state.refusals))
@@ -94,6 +97,7 @@ class Node:
                 return 130
             finally:
                 await state.supervisor.stop()  # also if it was launched and nothing came of it
+                await borrowing.close()
                 await self.control.close(self._farewell())
                 if metrics is not None:
                     await metrics.close()

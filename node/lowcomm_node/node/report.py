@@ -62,6 +62,8 @@ class NodeState:
     began: float = field(default_factory=monotonic)
     """When it started (monotonic seconds)."""
     peer_id: str = ""
+    workers: tuple[tuple[str, str], ...] = ()
+    """Lenders of this machine, and the sockets to their workers."""
     run: SignedRun | None = None
     admission: RunAdmission | None = None
     ready: Ready | None = None

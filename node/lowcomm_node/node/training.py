@@ -237,6 +237,7 @@ class Training:
                     tokenizer=tokenizer,
                     start=start,
                     packs=packs,
+                    workers=self._state.workers,
                     **settings.model_dump(mode="json", exclude={"invite", "tokenizer"}),
                 )
             )

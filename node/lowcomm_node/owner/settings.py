@@ -185,6 +185,8 @@ class Setting:
     """Whether ``lowcomm-node limits`` changes it in a running node."""
     other_flag: str = ""
     """Another spelling of its option."""
+    flag: str = ""
+    """Its option, where that is not named after the field."""
 
 
 def _setting(text: str, unit: str = "", default: Any = None, **more: Any) -> Any:
@@ -282,6 +284,13 @@ class NodeSettings(BaseModel):
 
     device: Device = _setting(
         f"One device {DEVICES}", "DEVICE", default="auto", other_flag="--devices"
+    )
+    lenders: Annotated[tuple[str, ...], Field(max_length=16)] = _setting(
+        "Address of a machine of yours that computes too, where `lowcomm-node lend` runs; may be "
+        "repeated",
+        "ADDRESS",
+        default=(),
+        flag="--with",
     )
     threads: Annotated[int, Field(ge=1, le=4096)] | None = _setting(
         "CPU threads of the trainer", "COUNT", unset="as many as it has cores"
@@ -415,7 +424,8 @@ def unused(settings: NodeSettings, spec: "RunSpec") -> Iterator[str]:
 
 def flag_of(name: str) -> str:
     """How a setting is given to a command."""
-    return f"--{name.replace('_', '-')}"
+    setting = SETTINGS.get(name)
+    return (setting and setting.flag) or f"--{name.replace('_', '-')}"
 
 
 def kind_of(name: str) -> Any:

@@ -15,7 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.status.model import Status, SwarmStatus
-from lowcomm_node.status.words import peers_in_words, speed_in_words, text_in_words
+from lowcomm_node.status.words import (
+    lenders_in_words,
+    peers_in_words,
+    speed_in_words,
+    text_in_words,
+)
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.units import (
     MISSING,
@@ -64,6 +69,7 @@ def node_panel(status: Status, exchanges: Sequence[ExchangeEnded] = ()) -> Rende
         ("step", _bar(step, total, f"{step} / {total or MISSING}{left}")),
         ("loss", _losses(status)),
         ("speed", _speed(status)),
+        *(("lender", Text(text)) for text in lenders_in_words(trainer)),
         ("exchange", _exchange(status)),
         ("", _counts(status)),
         ("peers", _peers(status)),

@@ -82,6 +82,20 @@ def speed_in_words(trainer: TrainerStatus) -> str:
     return f"{quantity(trainer.tokens_per_second)} tokens/s{limit}"
 
 
+def lenders_in_words(trainer: TrainerStatus) -> list[str]:
+    """A sentence on each machine that computes for a node, or does not."""
+    found: list[str] = []
+    for one in trainer.lenders:
+        if one.away:
+            found.append(clean(f"{one.name} is away: {one.away}"))
+        elif one.windows:
+            windows = f"{one.windows} window{'s' if one.windows > 1 else ''} of each step"
+            found.append(clean(f"{one.name} computes {windows}, {size(one.moved)} moved"))
+        else:
+            found.append(clean(f"{one.name} is here: its line would cost more than it saves"))
+    return found
+
+
 def progress_in_words(status: Status) -> str:
     """The progress of a node that trains."""
     trainer, exchanges = status.trainer, status.exchanges

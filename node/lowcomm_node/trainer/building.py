@@ -100,13 +100,13 @@ def build(
     replica = Replica(
         spec, settings.peer_id, dataset, device, None, run_id, course, files, moments, ranks, world
     )
-    if settings.lenders:
+    if settings.workers:
         if size > 1:
             raise ConfigError(
                 "Other machines can't compute beside several devices of this one: leave --with "
                 "away, or name one --device."
             )
-        replica.lenders = Lenders(settings.lenders, spec, replica.model)
+        replica.lenders = Lenders(settings.workers, spec, replica.model)
     if settings.slow and memory.is_mapped(spec):
         disk_quota.require(memory.slow_bytes(spec), "Slow weights")
         replica.keep_in_files(Path(settings.slow))

@@ -31,7 +31,7 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.models.adapters import allocated
 from lowcomm_node.models.base import Model, computing, family_of, trained
 from lowcomm_node.models.devices import choose_device
-from lowcomm_node.node.messages import is_foreseen, text_of
+from lowcomm_node.node.messages import LenderFigures, is_foreseen, text_of
 from lowcomm_node.system.command import die_with_parent, end
 from lowcomm_node.trainer import memory
 from lowcomm_node.trainer.gpu import loss_of, use
@@ -302,6 +302,20 @@ class Lenders:
                 else:
                     weight.grad += there
         return loss, left
+
+    def figures(self) -> tuple[LenderFigures, ...]:
+        """What each does."""
+        return tuple(
+            LenderFigures(
+                name=one.name,
+                away=one.why_away,
+                windows=one.windows,
+                computing=round(one.pace.window, 4),
+                moving=round(one.pace.line, 4),
+                moved=one.bytes,
+            )
+            for one in self.machines
+        )
 
     def stop(self) -> None:
         """End all connections."""

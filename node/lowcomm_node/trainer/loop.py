@@ -346,6 +346,7 @@ class TrainerLoop:
                 micro_batch=cut.windows,
                 activation_checkpointing=cut.recompute,
                 computing=round(self._computing, 3),
+                lenders=() if replica.lenders is None else replica.lenders.figures(),
                 waited={why: round(spent, 3) for why, spent in self._waits.seconds.items()},
             )
         )

@@ -14,6 +14,7 @@ from helpers.light_process import READY
 from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import TABLE, Message, TrainerEvent, decode, encode, read_request
+from lowcomm_node.node.messages import LenderFigures
 from lowcomm_protocol.errors import Offence
 
 st.register_type_strategy(
@@ -126,4 +127,4 @@ def test_an_event_is_told_under_its_name_with_what_json_can_hold() -> None:
 def plain(kind: Any) -> bool:
     """Whether JSON has this type."""
     known = (int, float, str, bool, int | None, float | None, bool | None, Mapping[str, float])
-    return kind in known or issubclass(kind, StrEnum)
+    return kind in (*known, tuple[LenderFigures, ...]) or issubclass(kind, StrEnum)

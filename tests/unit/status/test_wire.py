@@ -43,6 +43,9 @@ KEYS: dict[type, str] = {
         trainer.tokenizing.total trainer.tokenizing.tokens trainer.tokenizing.rate
         trainer.tokenizing.remaining trainer.steps trainer.swarm_step trainer.tokens
         trainer.tokens_per_second trainer.loss trainer.skipped_steps trainer.learning_rate
+        trainer.lenders trainer.lenders.name
+        trainer.lenders.away trainer.lenders.windows trainer.lenders.computing
+        trainer.lenders.moving trainer.lenders.moved
         trainer.micro_batch trainer.activation_checkpointing trainer.computing trainer.waited
         trainer.val_loss_first trainer.val_loss_last trainer.memory trainer.memory.reckoned
         trainer.memory.taken trainer.memory.most trainer.accelerator trainer.accelerator.kind

@@ -77,7 +77,7 @@ def lenders(folder: Path, count: int, **own: Any) -> Iterator[list[Daemon]]:
 def trainer(folder: Path, *daemons: Daemon, more: str = MORE, **how: Any) -> Any:
     folder.mkdir(exist_ok=True)
     named = tuple((f"lender-{number}", one.path) for number, one in enumerate(daemons))
-    return driven(folder, "a", more=more, lenders=named, **how)
+    return driven(folder, "a", more=more, workers=named, **how)
 
 
 def machines(one: Driven) -> list[lent.Lent]:

@@ -104,7 +104,10 @@ export function deviceOf(trainer) {
   const kind = trainer.device === null ? "" : clean(trainer.device).split(":")[0].toUpperCase();
   const size = trainer.parameters === null ? "" : `${quantity(trainer.parameters)} parameters`;
   const duty = (trainer.duty ?? 1) < 1 ? `at ${share(trainer.duty)} duty` : "";
-  return [[kind, duty].filter(Boolean).join(" "), size].filter(Boolean).join(", ");
+  const lenders = (trainer.lenders ?? []).map(
+    (one) => (one.away ? `${clean(one.name)} is away` : `with ${clean(one.name)}`),
+  );
+  return [[kind, duty].filter(Boolean).join(" "), size, ...lenders].filter(Boolean).join(", ");
 }
 
 // What comes before the first step: name, whether it is done, and more about it.
