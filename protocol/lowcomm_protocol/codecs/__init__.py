@@ -1,4 +1,4 @@
-"""Codecs: how a float32 vector becomes bytes on the wire (docs/codecs.md).
+"""Codecs: how a float32 vector becomes bytes on the wire (docs/protocol.md).
 
 A `FixedCodec` is a pure function of a vector. A `Coder` is what a peer keeps for one fragment in
 pairs: a codec, and for those that learn from exchange to exchange (modulo) what they have learned.

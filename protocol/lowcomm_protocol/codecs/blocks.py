@@ -1,6 +1,6 @@
 """Codecs of blocks: 256 values behind a scale, each block coded by itself.
 
-docs/codecs.md has the layout of each. `BlockCodec` cuts vectors for the loops over whole blocks
+docs/protocol.md has the layout of each. `BlockCodec` cuts vectors for the loops over whole blocks
 (`Kernels`): a last block that is shorter is coded with zeros behind its values, and those are cut
 off again. ``count`` is 256, and less only in the last block.
 

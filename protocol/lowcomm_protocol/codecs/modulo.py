@@ -3,7 +3,7 @@
 The sender counts its values in steps and sends the remainders; the receiver takes the lattice point
 with that remainder that lies nearest to its own value. So absolute values travel in few bits as
 long as the peers differ by less than ``2**(bits - 1)`` steps. Both ends know the sender's lattice
-points exactly, so both compute the same mean (Davies et al., 2002.09268). docs/codecs.md has the
+points exactly, so both compute the same mean (Davies et al., 2002.09268). docs/protocol.md has the
 layout, the hash, and how a block that wrapped is sent again.
 
 Steps come from the range of differences that this peer has seen in a block. A block with no known

@@ -1,4 +1,4 @@
-"""Codecs without scales: fp32 and bf16 (docs/codecs.md). NaN and infinity are refused."""
+"""Codecs without scales: fp32 and bf16 (docs/protocol.md). NaN and infinity are refused."""
 
 from typing import Any
 

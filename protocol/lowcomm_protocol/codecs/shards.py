@@ -2,7 +2,7 @@
 
 With ``feedback`` a coder has two residuals: what coding has lost of our contributions, and of the
 means that we sent as an owner. Each is added to what is coded next (error feedback: Seide et al.,
-Interspeech 2014; Karimireddy et al., 1901.09847), within bounds (docs/codecs.md), so what can be
+Interspeech 2014; Karimireddy et al., 1901.09847), within bounds (docs/protocol.md), so what can be
 coded without feedback can be coded with it.
 """
 

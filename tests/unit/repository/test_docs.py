@@ -93,10 +93,10 @@ def test_the_page_of_the_doctor_lists_its_checks_in_their_order() -> None:
 
 
 def test_the_documented_codec_rule_and_method_of_your_own_work_as_they_stand() -> None:
-    code = (DOCS / "library.md").read_text().split("```python")[1].split("```")[0]
+    code = (DOCS / "methods.md").read_text().split("```python")[2].split("```")[0]
     names: dict[str, Any] = {"__name__": "docs"}
     try:
-        exec(compile(code, "docs/library.md", "exec"), names)
+        exec(compile(code, "docs/methods.md", "exec"), names)
         sync, vector = names["spec"].sync, np.linspace(-1, 1, 300, dtype=np.float32)
         assert (sync.method, sync.codec, sync.outer) == ("mine", "eight", "averaging")
         coded, decoded = bytearray(codec("eight").coded_size(300)), np.empty_like(vector)
