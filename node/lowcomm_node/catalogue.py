@@ -118,6 +118,8 @@ settings: A setting was given that means nothing here, and is ignored.
     Correct or drop what the sentence names; `lowcomm-node config` shows what holds.
 gpu-power: The power of the GPU is not limited, so the node rests instead.
     Set the limit as root, as the sentence says, or drop `--gpu-power`.
+device-lost: A device that the owner named can't be used, so the others train without it.
+    Do what the sentence says; the node tries the device again from time to time.
 run-chosen: Several published runs fit. The node has taken the one that the bootstrap server's
   operator serves, or the one with peers that answer.
     For another: `--run NAME@FINGERPRINT`.

@@ -3,14 +3,16 @@
     python light_process.py BEHAVIOUR SOCKET MEMORY
 
 BEHAVIOUR is empty, or one of die:N, fail:N:KIND:REASON, refuse:CODE:REASON, eat:N:BYTES, where N is
-a step, and pace:SECONDS, of a step.
+a step, and pace:SECONDS, of a step. rank:BYTES has a second process, which takes memory.
 """
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 from lowcomm_node.node.ipc import Message, decode, encode
 from lowcomm_node.node.messages import (
@@ -23,6 +25,7 @@ from lowcomm_node.node.messages import (
     Stop,
     Train,
     TrainerFailed,
+    TrainingDevice,
 )
 
 STEP = 0.01
@@ -40,6 +43,17 @@ def main() -> None:
     lock = threading.Lock()
     training = threading.Event()
     eaten: list[bytes] = []
+    ready = READY
+    if what == "rank":
+        eats = f"eaten = b'x' * {details[0]}; import sys; sys.stdin.read()"
+        other = subprocess.Popen([sys.executable, "-c", eats], stdin=subprocess.PIPE)
+        ready = replace(
+            ready,
+            devices=(
+                TrainingDevice(name="cpu", pid=os.getpid(), seconds=1.0),
+                TrainingDevice(name="cpu (rank 1)", pid=other.pid, seconds=2.0),
+            ),
+        )
     pace = float(details[0]) if what == "pace" else STEP
 
     def send(message: Message, number: int | None = None) -> None:
@@ -69,7 +83,7 @@ def main() -> None:
                 case Build() if what == "refuse":
                     send(RequestFailed(text=details[1], exit_code=int(details[0])), number)
                 case Build():
-                    send(READY, number)
+                    send(ready, number)
                 case Train(on=on):
                     (training.set if on else training.clear)()
                     send(Done(), number)

@@ -24,7 +24,7 @@ GROWING = (
 )  # fmt: skip
 """Figures that only grow."""
 SAVES_ARGUMENTS = Path(__file__).parents[1] / "helpers" / "saves_arguments.py"
-MOVING = ("uptime", "limits.up", "limits.down", "trainer.accelerator.load")
+MOVING = ("uptime", "limits.up", "limits.down", "trainer.accelerators.0")
 """Those of a node that rests, too."""
 
 

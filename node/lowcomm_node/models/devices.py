@@ -70,6 +70,14 @@ def shares_memory(device: torch.device) -> bool:
     return properties is None or bool(getattr(properties(device), "is_integrated", False))
 
 
+def card_of(device: torch.device) -> str:
+    """UUID of a card of NVIDIA, as its driver writes it; empty for another device."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return ""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "")
+    return f"GPU-{uuid}" if uuid else ""
+
+
 # what a device can do
 
 

@@ -70,6 +70,20 @@ class RequestFailed(Answer, name="refused"):
         return error
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingDevice:
+    """A device that trains, and the process that computes on it."""
+
+    __pydantic_config__ = AS_JSON
+    name: str
+    """As torch calls it; of a second process on one device with its rank."""
+    pid: int
+    gpu: str = ""
+    """UUID of a card of NVIDIA; empty for another device."""
+    seconds: float | None = None
+    """Of a product of matrices at the start; None where it trains alone."""
+
+
 class Ready(Answer, name="ready"):
     """State that the trainer has built, resumed or adopted."""
 
@@ -104,12 +118,14 @@ class Ready(Answer, name="ready"):
     """Whether coders have ranges to pass on."""
     reckoned: int = 0
     """Estimate of the memory that daemon and trainer need at most, in bytes."""
-    gpu: str = ""
-    """UUID of the card of NVIDIA that trains; empty for another device."""
+    devices: tuple[TrainingDevice, ...] = ()
+    """All that train, by rank."""
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """Devices that the owner named and that can't be used, and why."""
     duty: float = 1.0
     """Share of the time in which steps compute."""
     unlimited: str = ""
-    """Why the power of the card is not limited as its owner wants; empty if it is."""
+    """Why the power of a card is not limited as its owner wants; empty if it is."""
     text: tuple[TextPiece, ...] = ()
     """Pieces of packed text that are still to be read, in their order; the first of each part may
     be half read."""

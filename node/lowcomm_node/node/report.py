@@ -234,7 +234,7 @@ def _trainer(state: NodeState) -> TrainerStatus:
         remaining=_remaining(state),
         tokenizing=state.board.tokenizing,
         memory=supervisor.memory,
-        accelerator=supervisor.accelerator,
+        accelerators=supervisor.accelerators,
         **vars(state.board.progress),
     )
 

@@ -10,11 +10,13 @@ The daemon decides what follows a loss: it first ends the exchanges, which use t
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
+
+import psutil
 
 from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.node.ipc import TrainerEvent
@@ -29,9 +31,10 @@ from lowcomm_node.node.messages import (
     Train,
     TrainerFailed,
     TrainerSettings,
+    TrainingDevice,
 )
 from lowcomm_node.node.process import STEP_DEADLINE, Trainer
-from lowcomm_node.system.accelerator import Accelerator, Gpu, Processor, meter_of
+from lowcomm_node.system.accelerator import Accelerator, Meter, meter_of
 from lowcomm_node.system.machine import NodeMemory, memory_of, too_much, waited
 from lowcomm_node.system.tasks import Enduring, Tasks, Warn, endure
 
@@ -197,9 +200,12 @@ class Supervisor:
         self._tasks = Tasks()
         self._steps = self._reckoned = 0
         self._pace = TrainerPace(monotonic(), least_silence)
-        self._meter: Gpu | Processor | None = None
-        self.accelerator: Accelerator | None = None
-        """Load of the device that trains; None until the first look."""
+        self._meters: list[tuple[Accelerator, Meter]] = []
+        """What is known of each device that trains, and its meter."""
+        self._others: list[int] = []
+        """Ids of the trainer's other processes, one for each further device."""
+        self.accelerators: tuple[Accelerator, ...] = ()
+        """Devices that train; empty until the first look."""
         self.memory: NodeMemory | None = None
         """Memory of daemon and trainer; None until the first look."""
         self.last_failure: Failure | None = None
@@ -229,17 +235,28 @@ class Supervisor:
         """
         trainer = self._trainer = self._trainer or self._make()
         self._pace = TrainerPace(monotonic(), self._least_silence)
-        self.memory, self._reckoned = None, 0
+        self.memory, self._reckoned, self._others = None, 0, []
         self._tasks.start(self._follow(trainer))
         trouble = "nobody sees whether the trainer hangs"
         watch = partial(self._watch, trainer, settings.max_memory)
         self._tasks.start(endure(trouble, watch, self._warn))
         ready = await trainer.start(settings)
         self._built = True
-        self._meter = meter_of(ready.device, ready.gpu, trainer.pid)
+        self._look_at(ready.devices)
         self._reckoned = ready.reckoned
         self._steps = ready.steps
         return ready
+
+    def _look_at(self, devices: Sequence[TrainingDevice]) -> None:
+        """Look at these devices, and at the memory of their processes, from now on."""
+        self._others = [one.pid for one in devices[1:]]
+        fastest = min((one.seconds for one in devices if one.seconds), default=0.0)
+        with suppress(psutil.Error):  # it has ended already
+            for one in devices:
+                speed = fastest / one.seconds if one.seconds else None
+                meter = meter_of(one.name, one.gpu, one.pid)
+                known = Accelerator(device=one.name, kind="", name="", speed=speed)
+                self._meters.append((known, meter))
 
     async def train(self, on: bool) -> None:
         """Let it step, or hold it. Raises TrainerError."""
@@ -275,7 +292,7 @@ class Supervisor:
         if not self.runs:
             self._trainer.kill()
         self._built = self._training = self._lacks_text = self._cools = False
-        self._meter = self.accelerator = None
+        self._meters, self.accelerators = [], ()
         await self._tasks.cancel()
         await self._trainer.stop()
         self._trainer = None
@@ -312,18 +329,24 @@ class Supervisor:
             await asyncio.sleep(TICK)
             now = monotonic()
             if trainer.pid is not None:
-                # Fragments, which both share, count once.
-                taken = memory_of(os.getpid(), shared=False) + memory_of(trainer.pid)
+                # What processes share counts once.
+                others = (os.getpid(), *self._others)
+                taken = memory_of(trainer.pid)
+                taken += sum(memory_of(pid, shared=False) for pid in others)
                 most = max(taken, self.memory.most if self.memory else 0)
                 self.memory = NodeMemory(reckoned=self._reckoned, taken=taken, most=most)
                 if (reason := too_much(taken, max_memory)) is not None:
                     self._lose(FailureKind.MEMORY, reason)
                     trainer.kill()
-            if self._meter is not None:
-                self.accelerator = self._meter.look(now)
+            self.accelerators = tuple(
+                replace(meter.look(now), device=known.device, speed=known.speed)
+                for known, meter in self._meters
+            )
             waits = self._lacks_text or self._cools or trainer.occupied
             if self._training and not waits:
-                self._pace.tick(now, 0.0 if trainer.pid is None else waited(trainer.pid))
+                # Of several processes all wait for the slowest.
+                pids = () if trainer.pid is None else (trainer.pid, *self._others)
+                self._pace.tick(now, max(map(waited, pids), default=0.0))
             else:
                 self._pace.hold(now)
             if (silence := self._pace.silence) > self._pace.deadline:

@@ -71,6 +71,7 @@ TOKENIZED = "starting the trainer: the text is tokenized; model, newest checkpoi
 DRIFTED = (
     "we have drifted too far from most peers for exchanges to bring us back: copying their state"
 )
+LOST = "{device} can't be used, training goes on without it: {reason}"
 HELD = Waiting("slow-disk", "a checkpoint is being written: the disk is slower than training")
 EVALUATING = Waiting("evaluating", "evaluating on held-out text")
 
@@ -243,10 +244,12 @@ class Training:
             )
         finally:
             self._board.tokenizing = None
-        self._availability.follow_gpu(ready.gpu)
-        self._board.withdraw("gpu-power")
-        if ready.unlimited:
-            self._board.warn("gpu-power", ready.unlimited)
+        self._availability.follow_gpus([one.gpu for one in ready.devices])
+        lost = (LOST.format(device=one, reason=why) for one, why in ready.lost.items())
+        for code, text in (("gpu-power", ready.unlimited), ("device-lost", "; ".join(lost))):
+            self._board.withdraw(code)
+            if text:
+                self._board.warn(code, text)
         for skipped in ready.skipped:
             self._board.warn("checkpoint-skipped", f"checkpoint skipped: {skipped}")
         await self.amend()  # what was heard while it was built

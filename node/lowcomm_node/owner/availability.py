@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from time import monotonic, time
@@ -18,7 +19,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.rules import FOREVER, Hold, MachineUse, Rule, Schedule, holds
 from lowcomm_node.owner.settings import NodeSettings, flag_of
 from lowcomm_node.storage.files import write_atomic
-from lowcomm_node.system.accelerator import Card, Polled, open_card
+from lowcomm_node.system.accelerator import Card, Polled, names_of, open_card
 from lowcomm_node.system.tasks import Enduring, Warn
 from lowcomm_node.system.units import seconds
 
@@ -42,7 +43,7 @@ class IdleDetector:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
-        self.follow_gpu("")
+        self.follow_gpus([])
         self._seen: deque[tuple[float, float]] = deque()
         """Moments, and processor seconds of other programs up to each (monotonic seconds)."""
         self._own: dict[int, float] = {}
@@ -53,17 +54,19 @@ class IdleDetector:
         self._gpu_busy = self._gpu_computed = -inf, ""
         """When others used the GPU much, or computed there, and how."""
 
-    def follow_gpu(self, uuid: str) -> None:
-        """Look at the GPU that trains; without UUID at that which ``--device`` names."""
-        device, ours = self._settings.device, self._settings
-        wanted = device != "cpu" and (ours.only_idle or ours.yield_to_gpu)
-        self.gpu = Polled(lambda: Card(uuid, device).users) if wanted else None
+    def follow_gpus(self, uuids: Sequence[str]) -> None:
+        """Look at the GPUs that train; without UUIDs at those which ``--device`` names."""
+        cards, ours = list[tuple[str, str]](), self._settings
+        if ours.only_idle or ours.yield_to_gpu:
+            named = [("", name) for name in names_of(ours.device) if name != "cpu"]
+            cards = [(uuid, "cuda") for uuid in uuids if uuid] or named
+        self.gpus = tuple(Polled(partial(_users_of, *card)) for card in cards)
 
     def look(self) -> MachineUse:
         """The use of the machine now."""
         signs: list[tuple[float, str]] = []
         settings, now = self._settings, monotonic()
-        own = _own_pids() if self.gpu or settings.not_while else set[int]()
+        own = _own_pids() if self.gpus or settings.not_while else set[int]()
         self._look_at_gpu(now, own)
         if settings.only_idle:
             signs.append((now - self._gpu_busy[0], self._gpu_busy[1]))
@@ -87,15 +90,16 @@ class IdleDetector:
         )
 
     def _look_at_gpu(self, now: float, own: set[int]) -> None:
-        users, total = (self.gpu.look(now) if self.gpu else None) or {}, 0.0
-        for pid, (computes, share) in users.items():
-            # In a container the driver's ids are those of the host: others are not judged.
-            if pid not in own and psutil.pid_exists(pid):
-                total += share or 0.0
-                if computes and share != 0:
-                    self._gpu_computed = now, _name_of(pid)
-        if total > BUSY_GPU:
-            self._gpu_busy = now, f"other programs take {total:.0%} of the GPU"
+        for gpu in self.gpus:
+            total = 0.0
+            for pid, (computes, share) in (gpu.look(now) or {}).items():
+                # In a container the driver's ids are those of the host: others are not judged.
+                if pid not in own and psutil.pid_exists(pid):
+                    total += share or 0.0
+                    if computes and share != 0:
+                        self._gpu_computed = now, _name_of(pid)
+            if total > BUSY_GPU:
+                self._gpu_busy = now, f"other programs take {total:.0%} of the GPU"
 
     def _cores_of_others(self, now: float) -> float:
         """Cores that other programs took over the last minute; 0 until a minute has been seen.
@@ -122,8 +126,12 @@ class IdleDetector:
 def check_card(settings: NodeSettings) -> None:
     """Raises ConfigError if a setting needs a card of NVIDIA, and there is none."""
     for name in NEEDS_CARD:
-        if getattr(settings, name):
-            open_card(flag_of(name), device=settings.device)
+        for device in names_of(settings.device) if getattr(settings, name) else ():
+            open_card(flag_of(name), device=device)
+
+
+def _users_of(uuid: str, device: str) -> Callable[[], dict[int, tuple[bool, float | None]]]:
+    return Card(uuid, device).users
 
 
 def _own_pids() -> set[int]:
@@ -212,7 +220,7 @@ class Availability:
         self._settings = settings
         self._file = settings.paths.pause
         detector = IdleDetector(settings)
-        self.follow_gpu = detector.follow_gpu
+        self.follow_gpus = detector.follow_gpus
         self._look = look or detector.look
         self._clock = clock
         self._elapsed = elapsed

@@ -26,6 +26,15 @@ WAITED = "lowcomm_waited_seconds_total"
 WORST_BLOCK = "lowcomm_worst_block"
 
 
+_OF_DEVICES = (
+    ("load_ratio", "load", "Share of its time in which a device computed, or of its cores."),
+    ("memory_bytes", "memory_taken", "Of a GPU, taken by any program."),
+    ("memory_size_bytes", "memory_total", "Of a GPU."),
+    ("temperature_celsius", "temperature", "Of a GPU."),
+    ("speed_ratio", "speed", "Beside that of the fastest device that trains here."),
+)
+
+
 class Figure(NamedTuple):
     """A figure, or with a label one for each of its values."""
 
@@ -86,11 +95,9 @@ def _of_training(status: Status) -> Iterator[Figure]:
     if (memory := trainer.memory) is not None:
         taken = {"taken": memory.taken, "most": memory.most, "reckoned": memory.reckoned}
         yield Figure("lowcomm_memory_bytes", "Of trainer and daemon together.", taken, "kind")
-    if (device := trainer.accelerator) is not None:
-        text = "Share of its time in which the device computed, or of its cores."
-        yield Figure("lowcomm_accelerator_load_ratio", text, {device.kind: device.load}, "kind")
-        taken = {"taken": device.memory_taken, "total": device.memory_total}
-        yield Figure("lowcomm_accelerator_memory_bytes", "Of a GPU, all programs.", taken, "kind")
+    for name, what, text in _OF_DEVICES:
+        values = {one.device: getattr(one, what) for one in trainer.accelerators}
+        yield Figure(f"lowcomm_accelerator_{name}", text, values, "device")
     yield Figure("lowcomm_trainer_failures_total", "Since the node started.", trainer.failures)
 
 

@@ -123,7 +123,7 @@ class TrainerStatus(Progress):
     """How often it failed since the node started."""
     last_failure: Failure | None = None
     device: str | None
-    """Such as `cpu` or `cuda`; null until the model is built."""
+    """Such as `cpu` or `cuda:0,cuda:1`; null until the model is built."""
     parameters: int | None
     """Of the model; null until it is built."""
     duty: float | None = None
@@ -136,7 +136,8 @@ class TrainerStatus(Progress):
     """While text is tokenized."""
     memory: NodeMemory | None = None
     """Of trainer and daemon together."""
-    accelerator: Accelerator | None = None
+    accelerators: tuple[Accelerator, ...] = ()
+    """Devices that train, by rank."""
 
 
 @dataclass(frozen=True, kw_only=True)

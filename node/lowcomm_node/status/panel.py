@@ -16,12 +16,15 @@ from rich.text import Text
 
 from lowcomm_node.status.model import Status, SwarmStatus
 from lowcomm_node.status.words import (
+    kinds_in_words,
     lenders_in_words,
     peers_in_words,
+    slow_in_words,
     speed_in_words,
     text_in_words,
 )
 from lowcomm_node.sync.history import ExchangeEnded
+from lowcomm_node.system.accelerator import Accelerator
 from lowcomm_node.system.units import (
     MISSING,
     clean,
@@ -70,6 +73,8 @@ def node_panel(status: Status, exchanges: Sequence[ExchangeEnded] = ()) -> Rende
         ("loss", _losses(status)),
         ("speed", _speed(status)),
         *(("lender", Text(text)) for text in lenders_in_words(trainer)),
+        *(("device", _device(one)) for one in status.trainer.accelerators),
+        *(("", _warning(text)) for text in slow_in_words(status.trainer.accelerators)),
         ("exchange", _exchange(status)),
         ("", _counts(status)),
         ("peers", _peers(status)),
@@ -162,9 +167,21 @@ def _speed(status: Status) -> Text:
     rate = trainer.learning_rate
     return _line(
         speed_in_words(trainer),
-        (f"   {clean(trainer.device or MISSING).upper()}", "dim"),
+        (f"   {kinds_in_words(trainer.device)}", "dim"),
         (f"   {quantity(trainer.parameters)} parameters", "dim"),
         (f"   lr {rate:.2e}" if rate is not None else "", "dim"),
+    )
+
+
+def _device(one: Accelerator) -> Text:
+    """First what differs from device to device: the rest of a long line is cut."""
+    of_memory = one.memory_taken is not None and one.memory_total is not None
+    return _line(
+        f"{clean(one.device)}",
+        f"   {MISSING if one.load is None else f'{one.load:.0%}'}",
+        f"   {size(one.memory_taken)} of {size(one.memory_total)}" if of_memory else "",
+        f"   {one.temperature} °C" if one.temperature is not None else "",
+        (f"   {clean(one.name)}", "dim"),
     )
 
 

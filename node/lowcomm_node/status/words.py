@@ -1,7 +1,7 @@
 """Events and statuses in words: lines, progress, farewell, and whether a node is well."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,14 @@ from lowcomm_node.node.messages import Evaluated, MicroBatch, Tokenizing
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.events import Contributed, details
 from lowcomm_node.status.model import Status, TextStatus, TrainerStatus
+from lowcomm_node.system.accelerator import Accelerator
 from lowcomm_node.system.command import program
 from lowcomm_node.system.logs import Event
 from lowcomm_node.system.systemd import Condition
 from lowcomm_node.system.units import MISSING, clean, loss, quantity, seconds, short_peer, size
 
+SLOW = 0.8
+"""Speed beside the fastest device below which one holds the others up."""
 _LINES: Mapping[str, str] = {
     "phase": "{phase}",
     "warning": "warning: {text}",
@@ -94,6 +97,22 @@ def lenders_in_words(trainer: TrainerStatus) -> list[str]:
         else:
             found.append(clean(f"{one.name} is here: its line would cost more than it saves"))
     return found
+
+
+def kinds_in_words(devices: str | None) -> str:
+    """The device that trains, or the kind and number of several."""
+    first, *others = clean(devices or MISSING).upper().split(",")
+    return f"{first.partition(':')[0]} x {1 + len(others)}" if others else first
+
+
+def slow_in_words(devices: Sequence[Accelerator]) -> Iterator[str]:
+    """Yield a sentence on each device that holds the others up."""
+    for one in devices:
+        if one.speed is not None and one.speed < SLOW:
+            yield (
+                f"{one.device} computes {one.speed:.1f} times as fast as the fastest: the others "
+                "wait for it"
+            )
 
 
 def progress_in_words(status: Status) -> str:

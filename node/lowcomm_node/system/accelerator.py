@@ -1,4 +1,4 @@
-"""The device that trains: how busy it is, and for a card of NVIDIA who uses it."""
+"""Devices that train: how busy each is, and for cards of NVIDIA who uses them."""
 
 import os
 import re
@@ -26,12 +26,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """The device that trains, at one moment."""
+    """A device that trains, at one moment."""
 
+    device: str = ""
+    """As torch calls it."""
     kind: str
     """`gpu` or `cpu`."""
     name: str
-    """Name that its maker gives it."""
+    """Name that its maker gives it; empty where only torch knows the device."""
     load: float | None = None
     """Share of the last ten seconds in which a GPU computed, for any program; of a processor the
     share of its cores that the trainer took. Null until it is known."""
@@ -39,6 +41,11 @@ class Accelerator:
     """Bytes of the GPU's memory that any program takes; null for a processor."""
     memory_total: int | None = None
     """Bytes of the GPU's memory; null for a processor."""
+    temperature: int | None = None
+    """Degrees Celsius; null for devices that do not say."""
+    speed: float | None = None
+    """Speed beside that of the fastest, by a product of matrices at the start; null for a device
+    that trains alone."""
 
 
 class Processor:
@@ -95,12 +102,16 @@ class Card:
         """Its load and memory, for all programs. Call it once a second."""
         self._loads.append(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100)
         memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        degrees = None
+        with suppress(ConfigError):
+            degrees = self.temperature()
         return Accelerator(
             kind="gpu",
             name=self.name,
             load=sum(self._loads) / len(self._loads),
             memory_taken=memory.used,
             memory_total=memory.total,
+            temperature=degrees,
         )
 
     def temperature(self) -> int:
@@ -158,6 +169,18 @@ class Card:
         }
 
 
+def names_of(devices: str) -> list[str]:
+    """The devices that an owner names, each by its own name; without torch."""
+    import pynvml
+
+    if devices == "all":
+        visible, count = os.environ.get("CUDA_VISIBLE_DEVICES"), 1
+        with suppress(pynvml.NVMLError):  # no driver of NVIDIA: its first card is missed later
+            count = len(visible.split(",")) if visible else nvml().nvmlDeviceGetCount()
+        return [f"cuda:{place}" for place in range(count)]
+    return [f"cuda:{name}" if name.isdecimal() else name for name in devices.split(",")]
+
+
 def open_card(flag: str, uuid: str = "", device: str = "cuda") -> Card:
     """The card that a setting is for. Raises ConfigError if there is none."""
     import pynvml
@@ -212,13 +235,20 @@ class Gpu:
         return latest
 
 
-def meter_of(device: str, gpu: str, pid: int | None) -> Gpu | Processor | None:
-    """Meter for the device of a trainer, as torch names it; ``gpu``: its UUID, if it is one.
+class Unknown:
+    """Stands for the meter of a GPU of another maker."""
 
-    None for a GPU of another maker, and for a trainer without a process of its own.
-    """
+    def look(self, now: float) -> Accelerator:
+        """Nothing is known but that it trains."""
+        return Accelerator(kind="gpu", name="")
+
+
+Meter = Gpu | Processor | Unknown
+
+
+def meter_of(device: str, gpu: str, pid: int) -> Meter:
+    """Meter for a device that trains, as torch calls it; ``gpu``: its UUID, if it is a card of
+    NVIDIA; ``pid``: of the process. Raises psutil.Error if that has ended."""
     if gpu:
         return Gpu(gpu)
-    with suppress(psutil.Error):  # it has ended already
-        return Processor(pid) if device == "cpu" and pid is not None else None
-    return None
+    return Processor(pid) if device.startswith("cpu") else Unknown()

@@ -1,5 +1,6 @@
 """Builds or resumes what a trainer works with: text, replica, checkpoint store, shared memory."""
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from math import ceil
@@ -15,9 +16,9 @@ from lowcomm_node.data.tokenizer import check_tokenizer, keep_tokenizer, use_thr
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.adapters import footprint_of
 from lowcomm_node.models.base import family_of
-from lowcomm_node.models.devices import choose_device, devices_of
+from lowcomm_node.models.devices import card_of, choose_device, devices_of
 from lowcomm_node.node.ipc import Arena, TrainerEvent
-from lowcomm_node.node.messages import Ready, Tokenizing, TrainerSettings
+from lowcomm_node.node.messages import Ready, Tokenizing, TrainerSettings, TrainingDevice
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.storage.paths import Paths
@@ -62,7 +63,7 @@ def build(
     family_of(spec.model).check(spec.model)
     names = devices_of(settings.device)
     ranks = Ranks(names, on_lost) if len(names) > 1 else None
-    device, size = choose_device(names[0] if ranks is None else ranks.device), 1
+    device, size = choose_device(names[0] if ranks is None else ranks.devices[0].name), 1
     if ranks is not None:
         size = ranks.size
     prepare(device, Paths(home).compiled)
@@ -190,11 +191,11 @@ def telling(tell: Callable[[Tokenizing], None]) -> Callable[[int, int, int], Non
 def ready_of(replica: Replica, arena: Arena) -> Ready:
     """What the daemon must know of a replica that was built, resumed or adopted."""
     numels, form = tuple(one.numel for one in replica.plan.fragments), transfer.form_of(replica)
-    uuid = ""  # of the GPU, as NVIDIA's driver writes it
-    if replica.device.type == "cuda" and torch.version.hip is None:
-        uuid = getattr(torch.cuda.get_device_properties(replica.device), "uuid", "")
+    device, ranks = replica.device, replica.ranks
+    alone = TrainingDevice(name=str(device), pid=os.getpid(), gpu=card_of(device))
+    devices = (alone,) if ranks is None else ranks.devices
     return Ready(
-        device=str(replica.device),
+        device=",".join(one.name for one in devices),
         parameters=sum(numels),
         plan=replica.plan.digest,
         numels=numels,
@@ -211,7 +212,8 @@ def ready_of(replica: Replica, arena: Arena) -> Ready:
         resumed=None,
         runs=tuple(map(tuple, form.fragments)),
         ranges=form.ranges,
-        gpu=f"GPU-{uuid}" if uuid else "",
+        devices=devices,
+        lost={} if ranks is None else ranks.lost,
         duty=replica.duty.share,
         text=replica.stream.pieces,
     )

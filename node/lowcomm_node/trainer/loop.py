@@ -169,7 +169,7 @@ class TrainerLoop:
             settings, self._memory, self._pipe.tell, self._report_lost
         )
         self.replica = replica
-        self.limits = CardLimits(settings, ready.gpu)
+        self.limits = CardLimits(settings, ready.devices)
         replica.duty.share = min(replica.duty.share, self.limits.share)
         for executor in (self._coder, self._writer):
             executor.submit(use, replica.device)

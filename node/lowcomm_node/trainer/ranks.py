@@ -22,8 +22,9 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from math import prod
+from math import inf, prod
 from pathlib import Path
+from statistics import median
 from time import monotonic
 from typing import Any, BinaryIO, NoReturn
 
@@ -34,9 +35,9 @@ from lowcomm_node.data.stream import IGNORED
 from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.models.adapters import adapted
 from lowcomm_node.models.base import Model, family_of
-from lowcomm_node.models.devices import choose_device
+from lowcomm_node.models.devices import card_of, choose_device
 from lowcomm_node.node.ipc import create_file
-from lowcomm_node.node.messages import is_foreseen, text_of
+from lowcomm_node.node.messages import TrainingDevice, is_foreseen, text_of
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.command import die_with_parent, end
 from lowcomm_node.trainer import memory
@@ -55,6 +56,12 @@ RETRY = 600.0
 """Seconds between two tries of a device that was lost."""
 VECTORS = 2
 """In shared memory: a merge takes slow weights and captured ones."""
+SIDES = {"cpu": 256}
+SIDE = 2048
+"""Rows of the matrices by which devices are compared: a product takes about a millisecond."""
+WARM_UP = 0.05
+"""Seconds of products before one is timed: a GPU at rest has a slow clock."""
+TIMES = 5
 CUT_SHORT = 3
 """Exit code of a rank that ends because another one did."""
 
@@ -166,7 +173,7 @@ class Follower:
                 pass_fds=descriptors,
             )
         self.device, self.name = device, f"{device} (rank {rank})" if rank else device
-        self._reason = ""
+        self.reason = ""
         """Why it ended, in its own words."""
         self._sock = ours
         self._answered, self._answer = -1, None
@@ -209,7 +216,7 @@ class Follower:
         if code == CUT_SHORT:
             return ""
         ending = f"was killed (signal {-code})" if code and code < 0 else f"ended with code {code}"
-        return f"{self.name} failed: {self._reason or f'its process {ending}.'}"
+        return f"{self.name} failed: {self.reason or f'its process {ending}.'}"
 
     def stop(self) -> None:
         """End it."""
@@ -228,7 +235,7 @@ class Follower:
             for line in lines:
                 told = json.loads(line)
                 with self._news:
-                    self._reason = told.get("failed", "")
+                    self.reason = told.get("failed", "")
                     self._answered = told.get("number", self._answered)
                     self._answer = told.get("answer")
                     self._news.notify_all()
@@ -257,17 +264,22 @@ class Ranks:
             for rank, one in enumerate(devices[1:], start=1)
         ]
         self._followers = [one for one in started if self._came(one)]
-        self.device = devices[0]
+        self.devices = tuple(TrainingDevice(**one.wait(0)) for one in self._followers)
+        """All that train, by rank."""
         try:
-            try_out(self.device)
+            self.devices = (try_out(devices[0]), *self.devices)
         except (RuntimeError, ConfigError) as error:
-            self.lost[self.device] = str(error).partition("\n")[0]
+            self.lost[devices[0]] = str(error).partition("\n")[0]
             if not self._followers:
                 raise
-            instead = self._followers.pop(0)
-            self.device = instead.device
-            instead.stop()
-        self.size = 1 + len(self._followers)
+            self._followers.pop(0).stop()
+            self.devices = (try_out(self.devices[0].name), *self.devices[1:])
+        names = [one.name for one in self.devices]
+        self.devices = tuple(
+            replace(one, name=f"{one.name} (rank {rank})") if one.name in names[:rank] else one
+            for rank, one in enumerate(self.devices)
+        )
+        self.size = len(self.devices)
         self._tries: list[Follower] = []
         self._next_try = monotonic() + RETRY
         self._number = 0
@@ -276,7 +288,7 @@ class Ranks:
         try:
             one.wait(0)
         except TrainerError as error:
-            self.lost[one.device] = str(error)
+            self.lost[one.device] = one.reason or str(error)
             one.stop()
         return one.device not in self.lost
 
@@ -426,12 +438,22 @@ def windows_of(batch: Sequence[Tensor], rank: int, size: int) -> list[Tensor]:
     return [tokens, targets]
 
 
-def try_out(name: str) -> torch.device:
-    """Compute on a device, to see that it is there. Raises ConfigError, RuntimeError."""
+def try_out(name: str) -> TrainingDevice:
+    """Compute on a device, to see that it is there, and how fast it is. Raises ConfigError,
+    RuntimeError."""
     device = choose_device(name)
     use(device)
-    torch.ones(8, device=device).sum().item()
-    return device
+    side = SIDES.get(device.type, SIDE)
+    matrix, taken, end = torch.ones(side, side, device=device), list[float](), inf
+    while len(taken) < TIMES:
+        began = monotonic()
+        (matrix @ matrix)[0, 0].item()
+        now = monotonic()
+        end = min(end, now + WARM_UP)
+        if began >= end:
+            taken.append(now - began)
+    gpu, seconds = card_of(device), median(taken)
+    return TrainingDevice(name=str(device), pid=os.getpid(), gpu=gpu, seconds=seconds)
 
 
 def serve(sock: socket.socket, board: int) -> None:
@@ -442,8 +464,9 @@ def serve(sock: socket.socket, board: int) -> None:
         sock.sendall(json.dumps(told).encode() + b"\n")
 
     try:
-        device = try_out(json.loads(lines.readline())["device"])
-        tell(number=0)
+        tried = try_out(json.loads(lines.readline())["device"])
+        device = torch.device(tried.name)
+        tell(number=0, answer=asdict(tried))
         if not (line := lines.readline()):
             return
         sent = json.loads(line)

@@ -1,8 +1,10 @@
 """Rest of the trainer, as its owner wants it: a share of the time, and while the card is hot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.node.messages import TrainingDevice
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.system.accelerator import Card, open_card
 
@@ -57,41 +59,62 @@ class Duty:
 
 
 class CardLimits:
-    """Temperature and power that an owner allows the card that trains."""
+    """Temperature and power that an owner allows each card that trains."""
 
-    def __init__(self, settings: NodeSettings | None = None, uuid: str = "") -> None:
-        """``uuid``: of that card; empty for another device. Raises ConfigError."""
+    def __init__(
+        self, settings: NodeSettings | None = None, devices: Sequence[TrainingDevice] = ()
+    ) -> None:
+        """``devices``: all that train. Raises ConfigError."""
         self.share, self.unlimited = 1.0, ""
         """Part of the time to compute where power could not be limited, and why it could not."""
         self.why_hot = ""
-        """Why the card must cool; empty if it need not."""
-        self._card: Card | None = None
+        """Why a card must cool; empty if none need."""
+        self._cards: dict[str, Card] = {}
+        """By the names of their devices."""
         self._most, watts = (settings.max_gpu_temp, settings.gpu_power) if settings else (None,) * 2
         self._looked = -LOOK_SECONDS
         for flag, value in (("--max-gpu-temp", self._most), ("--gpu-power", watts)):
-            if value is not None:
-                self._card = open_card(flag, uuid, "cuda" if uuid else "other")
-        if self._card is not None and self._most is not None:
-            self._card.temperature()  # it can be read, or the node ends here
-        if self._card is not None and watts is not None:
-            self.share, fault = self._card.limit_power(watts)
-            self.unlimited = fault and (
-                f"--gpu-power {watts} needs root ({fault}): `sudo nvidia-smi -i {uuid} -pl {watts}`"
-                f" before the start limits it; now steps compute {self.share:.0%} of the time "
-                "instead"
-            )
+            for one in devices if value is not None else ():
+                card = open_card(flag, one.gpu, "cuda" if one.gpu else "other")
+                self._cards[one.name] = card
+        if self._most is not None:
+            self._hottest()  # it can be read, or the node ends here
+        if watts is not None:
+            self._limit_power(watts, [one.gpu for one in devices])
 
     def is_hot(self, now: float) -> bool:
-        """Whether training must rest until the card has cooled; ``now``: monotonic seconds."""
-        if self._card and self._most and now - self._looked >= LOOK_SECONDS:
-            self._looked, degrees, cool = now, self._card.temperature(), self._most - COOLED
+        """Whether training must rest until all cards have cooled; ``now``: monotonic seconds."""
+        if self._cards and self._most and now - self._looked >= LOOK_SECONDS:
+            self._looked, cool = now, self._most - COOLED
+            degrees, name = self._hottest()
             if degrees >= self._most and not self.why_hot:
-                self.why_hot = f"the GPU has {degrees} °C: rests until it has cooled to {cool} °C"
+                which = "the GPU" if len(self._cards) == 1 else name
+                self.why_hot = f"{which} has {degrees} °C: rests until it has cooled to {cool} °C"
             elif degrees <= cool:
                 self.why_hot = ""
         return bool(self.why_hot)
 
     def free(self) -> None:
-        """Give the card its power back."""
-        if self._card is not None:
-            self._card.free_power()
+        """Give the cards their power back."""
+        for card in self._cards.values():
+            card.free_power()
+
+    def _hottest(self) -> tuple[int, str]:
+        return max((card.temperature(), name) for name, card in self._cards.items())
+
+    def _limit_power(self, watts: int, uuids: Sequence[str]) -> None:
+        refused: list[str] = []
+        for uuid, card in zip(uuids, self._cards.values(), strict=True):
+            try:
+                share, fault = card.limit_power(watts)
+            except ConfigError:
+                self.free()
+                raise
+            if fault:
+                refused.append(uuid)
+                self.share = min(self.share, share)
+                self.unlimited = (
+                    f"--gpu-power {watts} needs root ({fault}): `sudo nvidia-smi -i "
+                    f"{','.join(refused)} -pl {watts}` before the start limits it; now steps "
+                    f"compute {self.share:.0%} of the time instead"
+                )

@@ -33,7 +33,7 @@ def view(**known: Any) -> NodeState:
         restarts=0,
         last_failure=None,
         memory=None,
-        accelerator=None,
+        accelerators=(),
     )
     usual: dict[str, Any] = {
         "availability": SimpleNamespace(hold=None, schedule=None),

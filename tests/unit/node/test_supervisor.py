@@ -74,6 +74,27 @@ async def test_one_that_takes_more_memory_than_is_allowed_is_ended_with_the_reas
         assert (await one.explain(error)).kind is FailureKind.MEMORY
 
 
+async def test_processes_of_all_devices_are_looked_at_and_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_module, "TICK", 0.02)
+    most = memory_of(os.getpid()) + 128 * 2**20
+    async with supervised("rank:1", f"rank:{256 * 2**20}") as (one, _):
+        settings = SETTINGS.model_copy(update={"max_memory": most / GIB})
+        await one.start(settings)
+
+        async def has_looked() -> bool:
+            return bool(one.accelerators and one.memory)
+
+        await until_async(has_looked, DEADLINE, "a look at both")
+        seen = [(each.device, each.kind, each.speed) for each in one.accelerators]
+        assert seen == [("cpu", "cpu", 1.0), ("cpu (rank 1)", "cpu", 0.5)]
+        await one.stop()
+        assert one.accelerators == ()
+        await one.start(settings)
+        assert "--max-memory allows" in str(await lost(one))
+
+
 async def test_a_defect_in_news_or_in_a_look_ends_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "TICK", 0.02)
     monkeypatch.setattr(tasks, "DEFECT_PAUSE", 0.01)

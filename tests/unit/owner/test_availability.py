@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.cards import FakeLibrary
+from helpers.cards import FakeCard, FakeLibrary
 from helpers.waiting import until
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner import availability
@@ -368,8 +368,8 @@ def test_others_on_the_gpu_hold_a_node_and_the_idle_rule_sees_them(
         library.computing, library.shares = computing, shares
         rules = {"home": tmp_path, "yield_to_gpu": True, "only_idle": True, "device": device}
         detector = IdleDetector(NodeSettings.model_validate(rules))
-        if (gpu := detector.gpu) is not None:
-            until(lambda: gpu.look(monotonic()) is not None, 20, "the driver's answer")
+        for gpu in detector.gpus:
+            until(lambda gpu=gpu: gpu.look(monotonic()) is not None, 20, "the driver's answer")
         return detector.look()
 
     with program(tmp_path / "trainer") as ours:
@@ -384,5 +384,10 @@ def test_others_on_the_gpu_hold_a_node_and_the_idle_rule_sees_them(
             assert use.used_by == ("other programs take 30% of the GPU" if busy else "")
             assert (use.idle is not None and use.idle < 10) == busy
             assert look(computing, shares, "cpu").gpu_idle == FOREVER
+        library.cards.insert(0, FakeCard("GPU-0"))
+        for device, seen in (("0", False), ("0,1", True), ("all", True)):
+            assert (look([other], {other: 0.03}, device).gpu_idle < 10) == seen, device
+            assert (look([], {other: 0.3}, device).used_by != "") == seen, device
+        del library.cards[0]
         library.fault = pynvml.NVML_ERROR_NOT_SUPPORTED
         assert look([other], {}).gpu_idle < 10, "the driver can't tell"

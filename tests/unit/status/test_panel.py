@@ -182,6 +182,27 @@ def test_a_node_shows_what_matters_at_every_width(width: int) -> None:
         assert part in shown
 
 
+def test_each_device_that_trains_has_a_line_and_one_that_holds_others_up_is_named() -> None:
+    card = {"kind": "gpu", "name": "Large 9 of a very long name 80GB", "load": 0.981}
+    memory = {"memory_taken": 61_200_000_000, "memory_total": 85_000_000_000, "temperature": 64}
+    devices = [
+        {**card, **memory, "device": f"cuda:{place}", "speed": speed}
+        for place, speed in enumerate((1.0, 0.61, 0.8))
+    ]
+    named = {"device": "cuda:0,cuda:1,cuda:2", "accelerators": devices}
+    shown = lines(node_box(TRAINING | {"trainer": TRAINING["trainer"] | named}))
+    assert all(cell_len(line) == 80 for line in shown)
+    for place in range(3):
+        (line,) = (line for line in shown if f" cuda:{place} " in line and "%" in line)
+        assert "98%   61.2 GB of 85.0 GB   64 °C   Large 9 of" in line
+    assert "CUDA x 3" in "".join(shown)
+    held = [line for line in shown if "times as fast" in line]
+    assert len(held) == 1 and "cuda:1 computes 0.6 times as fast as the fastest: the" in held[0]
+    alone = {"accelerators": [{"device": "cpu", "kind": "cpu", "name": "A 1", "load": None}]}
+    shown = text(node_box(TRAINING | {"trainer": TRAINING["trainer"] | alone}))
+    assert "cpu   –   A 1" in shown and "times as fast" not in shown
+
+
 @pytest.mark.parametrize(
     "hostile", ["\x1b[2J\x1b]0;owned\x07", "a\r\nb\x00\x9b31m", "[bold red]x[/]"]
 )

@@ -48,9 +48,11 @@ KEYS: dict[type, str] = {
         trainer.lenders.moving trainer.lenders.moved
         trainer.micro_batch trainer.activation_checkpointing trainer.computing trainer.waited
         trainer.val_loss_first trainer.val_loss_last trainer.memory trainer.memory.reckoned
-        trainer.memory.taken trainer.memory.most trainer.accelerator trainer.accelerator.kind
-        trainer.accelerator.name trainer.accelerator.load trainer.accelerator.memory_taken
-        trainer.accelerator.memory_total claims claims.val_loss claims.told_by releases
+        trainer.memory.taken trainer.memory.most trainer.accelerators
+        trainer.accelerators.device trainer.accelerators.kind trainer.accelerators.name
+        trainer.accelerators.load trainer.accelerators.memory_taken
+        trainer.accelerators.memory_total trainer.accelerators.temperature
+        trainer.accelerators.speed claims claims.val_loss claims.told_by releases
         exchanges_running exchanges_running.fragment exchanges_running.round exchanges_running.stage
         exchanges_running.partners exchanges_running.bytes_sent exchanges_running.bytes_received
         exchanges_running.bytes_expected exchanges_running.seconds

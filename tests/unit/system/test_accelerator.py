@@ -10,7 +10,7 @@ import psutil
 import pynvml
 import pytest
 
-from helpers.cards import FakeLibrary
+from helpers.cards import FakeCard, FakeLibrary
 from helpers.waiting import until
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.accelerator import (
@@ -20,6 +20,7 @@ from lowcomm_node.system.accelerator import (
     Gpu,
     Processor,
     meter_of,
+    names_of,
     open_card,
 )
 
@@ -41,11 +42,36 @@ def test_a_driver_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_trains_is_what_is_looked_at():
-    assert isinstance(meter_of("cpu", "", os.getpid()), Processor)
-    assert meter_of("cpu", "", None) is None
-    assert meter_of("mps:0", "", os.getpid()) is None
-    meter = meter_of("cuda:0", "GPU-1", os.getpid())
-    assert isinstance(meter, Gpu)
+    own = os.getpid()
+    assert isinstance(meter_of("cpu", "", own), Processor)
+    assert isinstance(meter_of("cpu (rank 1)", "", own), Processor)
+    assert meter_of("mps:0", "", own).look(0.0) == Accelerator(kind="gpu", name="")
+    assert isinstance(meter_of("cuda:0", "GPU-1", own), Gpu)
+
+
+def test_devices_that_an_owner_names_are_known_without_torch(monkeypatch: pytest.MonkeyPatch):
+    library = FakeLibrary(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    library.cards += [FakeCard("GPU-2"), FakeCard("GPU-3")]
+    assert names_of("auto") == ["auto"] and names_of("cuda:1") == ["cuda:1"]
+    assert names_of("0,cpu,xpu:2") == ["cuda:0", "cpu", "xpu:2"]
+    assert names_of("all") == ["cuda:0", "cuda:1", "cuda:2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3,GPU-2")
+    assert names_of("all") == ["cuda:0", "cuda:1"]
+
+
+def test_a_card_says_what_it_does_and_how_hot_it_is(monkeypatch: pytest.MonkeyPatch):
+    library = FakeLibrary(monkeypatch)
+    library.cards.append(other := FakeCard("GPU-2"))
+    other.load, other.degrees = 0.9, 70
+    known = {"kind": "gpu", "name": "Large 9", "memory_taken": 3, "memory_total": 8}
+    assert Card("GPU-2").load() == Accelerator(load=0.9, temperature=70, **known)
+
+    def silent(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    library.calls["nvmlDeviceGetTemperature"] = silent
+    assert Card("GPU-1").load() == Accelerator(load=0.5, temperature=None, **known)
 
 
 def test_the_load_of_a_processor_is_known_where_no_affinity_is(monkeypatch: pytest.MonkeyPatch):

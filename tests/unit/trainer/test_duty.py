@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.cards import FakeLibrary
+from helpers.cards import FakeCard, FakeLibrary
 from helpers.driven_trainer import driven
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.node.messages import Cooling, InnerStepTaken, Stop, Train
+from lowcomm_node.node.messages import Cooling, InnerStepTaken, Stop, Train, TrainingDevice
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.trainer.rest import LOOK_SECONDS, MOST_CREDIT, CardLimits, Duty
 
@@ -85,8 +85,12 @@ def test_a_node_rests_between_micro_batches_and_learns_the_same(tmp_path: Path):
 # The card
 
 
-def limits(uuid: str = "GPU-1", **settings: Any) -> CardLimits:
-    return CardLimits(NodeSettings.model_validate({"home": "/", **settings}), uuid)
+def limits(*uuids: str, **settings: Any) -> CardLimits:
+    devices = [
+        TrainingDevice(name=f"cuda:{place}", pid=1, gpu=uuid)
+        for place, uuid in enumerate(uuids or ("GPU-1",))
+    ]
+    return CardLimits(NodeSettings.model_validate({"home": "/", **settings}), devices)
 
 
 def test_a_card_that_was_hot_cools_and_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch):
@@ -97,6 +101,48 @@ def test_a_card_that_was_hot_cools_and_is_asked_once_a_second(monkeypatch: pytes
         library.degrees = 40 if hot else 99
         assert ours.is_hot(now + LOOK_SECONDS / 2) == hot, "too early to look again"
     assert ours.why_hot == "the GPU has 90 °C: rests until it has cooled to 75 °C"
+
+
+def test_one_of_several_cards_that_is_hot_holds_all_until_all_are_cool(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    library, now = FakeLibrary(monkeypatch), 0.0
+    library.cards.append(other := FakeCard("GPU-2"))
+    ours = limits("GPU-1", "GPU-2", max_gpu_temp=80)
+    for first, second, hot in ((79, 79, False), (60, 81, True), (76, 60, True), (75, 75, False)):
+        library.degrees, other.degrees = first, second
+        assert ours.is_hot(now := now + LOOK_SECONDS) == hot
+        if hot:
+            assert ours.why_hot.startswith("cuda:1 has 81 °C")
+
+
+def test_power_of_each_of_several_cards_is_limited_and_given_back(monkeypatch: pytest.MonkeyPatch):
+    library = FakeLibrary(monkeypatch)
+    library.cards += [FakeCard("GPU-2"), FakeCard("GPU-3")]
+    library.cards[2].milliwatts = 200_000
+    ours = limits("GPU-1", "GPU-2", "GPU-3", gpu_power=150)
+    assert [card.milliwatts for card in library.cards] == [150_000] * 3
+    ours.free()
+    assert [card.milliwatts for card in library.cards] == [250_000, 250_000, 200_000]
+    library.is_root = False
+    ours = limits("GPU-1", "GPU-2", "GPU-3", gpu_power=150)
+    assert ours.share == 0.6, "the one that is furthest above it"
+    assert "-i GPU-1,GPU-2,GPU-3 -pl 150" in ours.unlimited
+    with pytest.raises(ConfigError, match="is another device"):
+        limits("GPU-1", "", gpu_power=150)
+
+
+def test_a_card_whose_power_is_limited_gets_it_back_where_another_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    library = FakeLibrary(monkeypatch)
+    library.cards.append(other := FakeCard("GPU-2"))
+    library.calls["nvmlDeviceGetPowerManagementLimitConstraints"] = lambda card: (
+        [200_000 if card is other else 100_000, 300_000]
+    )
+    with pytest.raises(ConfigError, match="takes 200 to 300 W"):
+        limits("GPU-1", "GPU-2", gpu_power=150)
+    assert library.milliwatts == 250_000
 
 
 def test_a_trainer_takes_no_step_while_its_card_is_hot_and_frees_its_power_at_the_end(

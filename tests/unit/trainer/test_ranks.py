@@ -182,6 +182,10 @@ def test_a_device_that_can_not_be_used_is_left_out_until_it_can(tmp_path: Path) 
         ranks = one.replica.ranks
         assert ranks is not None
         assert ranks.size == 2
+        assert one.built.lost == ranks.lost and one.built.device == "cpu,cpu (rank 1)"
+        (first, second), (other,) = one.built.devices, ranks._followers
+        assert (first.pid, second.pid) == (os.getpid(), other.process.pid)
+        assert all(each.seconds and each.gpu == "" for each in (first, second))
         assert "cuda:7" in ranks.lost["cuda:7"], "the reason names what is here"
         one.steps(1)
         assert ranks.returned() == "", "it is not tried at once"

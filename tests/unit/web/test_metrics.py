@@ -16,7 +16,16 @@ from lowcomm_node.web.http import bind, serve_metrics
 MONITORING = Path(__file__).parents[3] / "docker" / "monitoring"
 STATUS = make_status(
     phase="training",
-    trainer={"steps": 40, "tokens": 5120, "loss": 2.5, "swarm_step": 43},
+    trainer={
+        "steps": 40,
+        "tokens": 5120,
+        "loss": 2.5,
+        "swarm_step": 43,
+        "accelerators": [
+            {"device": "cuda:0", "kind": "gpu", "name": "A", "load": 0.5, "memory_taken": 3},
+            {"device": "cuda:1", "kind": "gpu", "name": "A", "temperature": 60, "speed": 0.9},
+        ],
+    },
     exchanges={"completed": 7, "failed": 2},
     bytes_sent=1000,
     limits={"max_up": 625_000.0},
@@ -55,6 +64,12 @@ async def test_metrics_are_those_of_the_status(client: httpx.AsyncClient):
     assert told["lowcomm_exchanges_total", (("outcome", "applied"),)] == 7
     assert told["lowcomm_content_bytes_total", (("direction", "sent"),)] == 1000
     assert told["lowcomm_refusals_total", (("what", "call.replayed"),)] == 3
+    first, second = (("device", "cuda:0"),), (("device", "cuda:1"),)
+    assert told["lowcomm_accelerator_load_ratio", first] == 0.5
+    assert ("lowcomm_accelerator_load_ratio", second) not in told
+    assert told["lowcomm_accelerator_memory_bytes", first] == 3
+    assert told["lowcomm_accelerator_temperature_celsius", second] == 60
+    assert told["lowcomm_accelerator_speed_ratio", second] == 0.9
     assert told["lowcomm_phase", (("phase", "training"),)] == 1
     assert sum(value for (name, _), value in told.items() if name == "lowcomm_phase") == 1
 

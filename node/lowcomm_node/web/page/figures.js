@@ -1,6 +1,6 @@
 // All figures of `status`, by group: label, path, format.
 
-import { FORMATS } from "./formatting.js";
+import { clean, FORMATS } from "./formatting.js";
 
 const GROUPS = {
   Training: [
@@ -34,9 +34,6 @@ const GROUPS = {
   ],
   Machine: [
     ["device", "trainer.device", "clean"],
-    ["name", "trainer.accelerator.name", "clean"],
-    ["load", "trainer.accelerator.load", "share"],
-    ["GPU memory in use", "trainer.accelerator.memory_taken", "size"],
     ["memory", "trainer.memory.taken", "size"],
     ["memory at most", "trainer.memory.most", "size"],
     ["up for", "uptime", "seconds"],
@@ -49,20 +46,29 @@ export function buildFigures(box) {
     const [head, list] = ["h2", "dl"].map((kind) => document.createElement(kind));
     head.textContent = title;
     list.className = "figures";
-    for (const [label, path, format] of rows) {
-      const [line, name, value] = ["div", "dt", "dd"].map((kind) => document.createElement(kind));
-      name.textContent = label;
-      value.dataset.figure = path;
-      value.dataset.format = format;
-      line.append(name, value);
-      list.append(line);
-    }
+    list.append(...rows.map((row) => lineOf(...row)));
     box.append(head, list);
   }
 }
 
+function lineOf(label, path, format) {
+  const [line, name, value] = ["div", "dt", "dd"].map((kind) => document.createElement(kind));
+  name.textContent = label;
+  value.dataset.figure = path;
+  value.dataset.format = format;
+  line.append(name, value);
+  return line;
+}
+
 // Fill every element that names a figure of `status`, and keep its value beside the text.
 export function fill(status) {
+  const last = document.querySelector('[data-figure="trainer.device"]').parentElement;
+  for (const [number, one] of status.trainer.accelerators.entries()) {
+    const path = `trainer.accelerators.${number}`;
+    if (!document.querySelector(`[data-figure="${path}"]`)) {
+      last.parentElement.append(lineOf(clean(one.device), path, "accelerator"));
+    }
+  }
   for (const element of document.querySelectorAll("[data-figure][data-format]")) {
     const path = element.dataset.figure.split(".");
     const value = path.reduce((found, name) => found?.[name], status) ?? null;

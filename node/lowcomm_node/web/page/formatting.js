@@ -92,7 +92,17 @@ export function clean(text) {
     .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, " ");
 }
 
+// What a device that trains does.
+export function accelerator(one) {
+  if (one === null || one === undefined) return MISSING;
+  const memory = one.memory_total && `${size(one.memory_taken)} of ${size(one.memory_total)}`;
+  const slow = (one.speed ?? 1) < 0.8 && `${one.speed.toFixed(1)} times as fast as the fastest`;
+  const heat = one.temperature !== null && `${one.temperature} °C`;
+  return [share(one.load), memory, heat, slow, clean(one.name)].filter(Boolean).join(", ");
+}
+
 export const FORMATS = {
+  accelerator,
   size,
   rate,
   quantity,

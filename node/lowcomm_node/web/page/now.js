@@ -101,7 +101,9 @@ export function readOf(parts) {
 }
 
 export function deviceOf(trainer) {
-  const kind = trainer.device === null ? "" : clean(trainer.device).split(":")[0].toUpperCase();
+  const names = trainer.device === null ? [""] : clean(trainer.device).split(",");
+  const several = names.length > 1 ? ` x ${names.length}` : "";
+  const kind = names[0].split(":")[0].toUpperCase() + several;
   const size = trainer.parameters === null ? "" : `${quantity(trainer.parameters)} parameters`;
   const duty = (trainer.duty ?? 1) < 1 ? `at ${share(trainer.duty)} duty` : "";
   const lenders = (trainer.lenders ?? []).map(
