@@ -4,8 +4,8 @@
             ◄──loss, gradients───
 
 A worker has neither text nor optimizer nor slow weights: only the trainer knows peers, and moves
-weights. So nothing is lost with a worker. Its windows are computed here in the same step, and it
-takes part again once it is back.
+weights. So nothing is lost with a worker. If it is gone or late, its windows are computed here in
+the same step, and it takes part again once it is back.
 
 Each machine gets as many windows as let all of them end at the same time, from what its windows and
 the line between have taken. Where a line costs more than a machine brings, that is none.
@@ -42,11 +42,15 @@ MAX_LINE = 1 << 20
 """Bytes of a line: the specification is one."""
 RETRY = 10.0
 """Seconds between two tries to reach a lender."""
-PATIENCE, FIRST_PATIENCE, TIMES = 20.0, 600.0, 10
-"""Seconds without a byte after which a lender counts as gone, also before its first answer; and how
-many times its usual time it may take."""
-TRY_AGAIN = 200
-"""Steps after which a machine that gets no windows is measured again."""
+PATIENCE = 600.0
+"""Seconds without a byte after which a lender counts as gone: its first answer may take long."""
+LATE, LATE_SECONDS = 2.0, 1.0
+"""A lender is late once a step takes this many times as long as it should, and we have waited this
+many seconds."""
+REST = 50
+"""A machine that gets no windows is measured again after this many times what one takes there."""
+PIECE_BYTES = 1 << 20
+"""Bytes that are sent at once: each such piece may take ``PATIENCE``."""
 KEPT = 0.8
 """Share of a smoothed time that the next step leaves."""
 
@@ -69,7 +73,9 @@ class Wire:
         self._sock.sendall(json.dumps(line).encode() + b"\n")
         for one in tensors:
             if one.numel():
-                self._sock.sendall(_bytes_of(one.detach().cpu().contiguous()))
+                data = _bytes_of(one.detach().cpu().contiguous())
+                for start in range(0, len(data), PIECE_BYTES):
+                    self._sock.sendall(data[start : start + PIECE_BYTES])
 
     def read(self) -> Any:
         """The next line; None at the end. Raises OSError, ValueError."""
@@ -115,21 +121,24 @@ class Pace:
         self.window = kept * self.window + (1 - kept) * window
         self.line = kept * self.line + (1 - kept) * line
 
+    def seconds(self, windows: int) -> float:
+        """What so much work should take."""
+        return self.line + self.window * windows if windows else 0.0
 
-def share_out(count: int, own: Pace, others: Sequence[Pace | None], tries: bool) -> list[int]:
+
+def share_out(count: int, own: Pace, others: Sequence[Pace | None]) -> list[int]:
     """Windows for us and for each of the others, so that the last one ends soonest.
 
-    None is a machine that is away. One that was not measured yet gets a window, and with ``tries``
-    so does each.
+    None is a machine that is away. One that was not measured yet gets a window.
     """
     shares = [0] * (1 + len(others))
     for place, one in enumerate(others, start=1):
-        if one is not None and (tries or not one.window) and sum(shares) < count - 1:
+        if one is not None and not one.window and sum(shares) < count - 1:
             shares[place] = 1
     paces = [own, *others]
     for _ in range(count - sum(shares)):
         ends = [
-            inf if one is None or (not one.window and place) else one.line + one.window * (had + 1)
+            inf if one is None or (not one.window and place) else one.seconds(had + 1)
             for place, (one, had) in enumerate(zip(paces, shares, strict=True))
         ]
         shares[ends.index(min(ends))] += 1
@@ -158,6 +167,9 @@ class Lent:
         """Of the last step."""
         self.bytes = 0
         """Sent and received, in all."""
+        self._task: _Task | None = None
+        """The last one."""
+        self._measured = monotonic()
         self._path, self._spec = path, spec
         self._sent_once = untrained(model)
         self._shapes = [one.shape for one in trained(model).values()]
@@ -167,9 +179,21 @@ class Lent:
         self._thread = threading.Thread(target=self._run, name=f"lent-{name}", daemon=True)
         self._thread.start()
 
+    @property
+    def away(self) -> str:
+        """Why it gets no windows now; empty if it does."""
+        is_late = self._task is not None and not self._task.outcome.done()
+        return self.why_away or ("it is late" if is_late else "")
+
     def begin(self, task: _Task) -> None:
         """Have its worker do a part of a step."""
+        self._task = task
         self._tasks.put(task)
+
+    def forget_old_pace(self) -> None:
+        """Forget what it took, if that was long ago: its line may be better by now."""
+        if monotonic() - self._measured > REST * self.pace.seconds(1):
+            self.pace = Pace()
 
     def stop(self) -> None:
         """End the connection."""
@@ -180,7 +204,6 @@ class Lent:
         while not self._stopped.is_set():
             try:
                 with self._connected() as sock:
-                    sock.settimeout(FIRST_PATIENCE)
                     self._work(sock, Wire(sock))
             except (OSError, ValueError, LinkLost) as error:
                 self.why_away = str(error) or type(error).__name__
@@ -190,7 +213,7 @@ class Lent:
     def _connected(self) -> socket.socket:
         """A socket to its worker. Raises LinkLost, OSError."""
         with socket.socket(socket.AF_UNIX) as asked:
-            asked.settimeout(FIRST_PATIENCE)
+            asked.settimeout(PATIENCE)
             asked.connect(self._path if self._path.startswith("/") else f"\0{self._path}")
             reason, descriptors, _, _ = socket.recv_fds(asked, MAX_LINE, 1)
         if not descriptors:
@@ -198,12 +221,13 @@ class Lent:
         return socket.socket(fileno=descriptors[0])
 
     def _work(self, sock: socket.socket, wire: Wire) -> None:
+        sock.settimeout(PATIENCE)
         wire.send({"spec": self._spec.canonical().decode()}, self._sent_once)
         self._heed(wire.read())
-        self.why_away = ""
+        self.pace, self.why_away = Pace(), ""
         while (task := self._next(sock)) is not None:
             try:
-                sock.settimeout(max(PATIENCE, TIMES * (self.pace.window + self.pace.line)))
+                sock.settimeout(PATIENCE)
                 began = monotonic()
                 wire.send(task.header, task.tensors)
                 answer = self._heed(wire.read())
@@ -211,6 +235,7 @@ class Lent:
                 took, computed = monotonic() - began, float(answer["seconds"])
                 self.windows = task.header["windows"][0]
                 self.pace.measured(computed / self.windows, max(0.0, took - computed))
+                self._measured = monotonic()
                 self.bytes += sum(one.nbytes for one in (*task.tensors, *self._gradients))
                 task.outcome.set_result((float(answer["loss"]), self._gradients))
             except BaseException as error:
@@ -254,15 +279,18 @@ class Lenders:
         self.machines = [Lent(name, path, spec, model) for name, path in named]
         self.own = Pace()
         """Ours, without a line."""
-        self._steps = 0
+        self._began = self._expected = 0.0
+        """When this step began, and the seconds that it should take."""
         self._under_way: list[tuple[slice, Future[tuple[float, list[Tensor]]]]] = []
 
     def begin(self, weights: Iterable[Tensor], tokens: Tensor, targets: Tensor, step: Any) -> slice:
         """Send weights and windows out; which windows are ours."""
-        self._steps += 1
-        paces = [None if one.why_away else one.pace for one in self.machines]
-        tries = self._steps % TRY_AGAIN == 0
-        shares = share_out(len(tokens), self.own, paces, tries)
+        for one in self.machines:
+            one.forget_old_pace()
+        paces = [None if one.away else one.pace for one in self.machines]
+        shares = share_out(len(tokens), self.own, paces)
+        ends = [one.seconds(count) for one, count in zip(paces, shares[1:], strict=True) if one]
+        self._began, self._expected = monotonic(), max(ends, default=0.0)
         self._under_way, start = [], shares[0]
         sent = [one.detach().cpu() for one in weights] if start < len(tokens) else []
         for place, (one, count) in enumerate(zip(self.machines, shares[1:], strict=True), start=1):
@@ -285,13 +313,15 @@ class Lenders:
 
     @torch.no_grad()
     def finish(self, weights: Sequence[Tensor]) -> tuple[float, list[slice]]:
-        """Add the gradients that came; their part of the loss, and windows of machines that have
-        gone, which are still to be computed."""
-        loss, left = 0.0, list[slice]()
+        """Add the gradients that came; their part of the loss, and windows of machines that are
+        gone or late, which are still to be computed."""
+        loss, left, now = 0.0, list[slice](), monotonic()
+        step = LATE * max(now - self._began, self._expected)
+        end = max(now + LATE_SECONDS, self._began + step)
         for these, outcome in self._under_way:
             try:
-                part, gradients = outcome.result()
-            except LinkLost:
+                part, gradients = outcome.result(max(0.0, end - monotonic()))
+            except (LinkLost, TimeoutError):
                 left.append(these)
                 continue
             loss += part
@@ -308,7 +338,7 @@ class Lenders:
         return tuple(
             LenderFigures(
                 name=one.name,
-                away=one.why_away,
+                away=one.away,
                 windows=one.windows,
                 computing=round(one.pace.window, 4),
                 moving=round(one.pace.line, 4),

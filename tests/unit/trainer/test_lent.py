@@ -108,6 +108,7 @@ def test_steps_with_a_lender_are_those_without_also_when_it_dies_and_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lent, "RETRY", 0.1)
+    monkeypatch.setattr(lent, "LATE_SECONDS", 60.0)
     with (
         trainer(tmp_path / "alone") as (alone,),
         lenders(tmp_path, 1) as (daemon,),
@@ -117,17 +118,53 @@ def test_steps_with_a_lender_are_those_without_also_when_it_dies_and_returns(
         one.steps(2)
         (machine,) = machines(one)
         assert machine.windows == 1, "it was measured at once"
-        monkeypatch.setattr(lent, "share_out", lambda count, own, others, tries: [1, count - 1])
+        monkeypatch.setattr(lent, "share_out", lambda count, own, others: [1, count - 1])
         one.steps(2)
         assert machine.windows == 1
         os.kill(daemon.workers[0].pid, signal.SIGKILL)
         one.steps(1)  # nobody knows yet, or somebody does
-        monkeypatch.undo()
         until(lambda: machine.why_away == "", 60, "a new worker takes part")
         one.steps(2)
         alone.steps(7)
         check_close(one, alone)
         assert len(daemon.workers) == 2
+
+
+def test_a_step_does_not_wait_for_a_lender_that_is_late_and_is_the_same_without_it(
+    tmp_path: Path,
+) -> None:
+    with (
+        trainer(tmp_path / "alone") as (alone,),
+        lenders(tmp_path, 1) as (daemon,),
+        trainer(tmp_path / "with", daemon) as (one,),
+    ):
+        all_here(one)
+        one.steps(1)
+        (machine,) = machines(one)
+        until(lambda: not machine.away, 60, "the first answer is here")
+        machine.pace = Pace()
+        os.kill(daemon.workers[0].pid, signal.SIGSTOP)
+        one.steps(3)
+        assert machine.away == "it is late"
+        os.kill(daemon.workers[0].pid, signal.SIGCONT)
+        until(lambda: not machine.away, 60, "it has answered")
+        alone.steps(4)
+        check_close(one, alone)
+
+
+def test_a_lender_without_windows_is_measured_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lent, "LATE_SECONDS", 60.0)
+    with lenders(tmp_path, 1) as daemons, trainer(tmp_path / "with", *daemons) as (one,):
+        all_here(one)
+        (machine,) = machines(one)
+        machine.pace = Pace(100.0, 100.0)
+        one.steps(2)
+        assert machine.windows == 0 and machine.pace.line == 100.0
+        monkeypatch.setattr(lent, "REST", 0)
+        one.steps(1)
+        assert machine.windows == 1 and machine.pace.line < 60.0
 
 
 def test_a_lender_adapts_frozen_weights_that_it_was_sent(tmp_path: Path) -> None:
@@ -188,8 +225,4 @@ def test_what_a_lender_trains_is_saved_and_resumed_without_it(tmp_path: Path) ->
 def test_each_machine_gets_the_windows_that_it_has_time_for(
     count: int, own: Pace, others: list[Pace | None], shares: list[int]
 ) -> None:
-    assert share_out(count, own, others, tries=False) == shares
-
-
-def test_a_machine_without_windows_is_measured_again() -> None:
-    assert share_out(8, Pace(1.0), [Pace(1.0, 9.0), None], tries=True) == [7, 1, 0]
+    assert share_out(count, own, others) == shares
