@@ -1,12 +1,13 @@
-"""What lives in a laboratory, which ends it: bootstrap servers and nodes, real processes on the
-hosts that a test has made."""
+"""What lives in a laboratory, which ends it: bootstrap servers, nodes and lenders, real processes
+on the hosts that a test has made."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from laboratory import Host
 
-from helpers.processes import TINY, Node, Process
+from helpers.processes import TINY, Node, Process, command, environment
 from helpers.waiting import until
 from lowcomm_node.status.model import to_json
 
@@ -43,6 +44,24 @@ class Server(Process):
         told = until(ready, deadline, "the bootstrap server is ready")[-1]["addresses"]
         place = f"/ip{version}/{self.host.addresses[version]}/tcp/"
         return next(address for address in told if address.startswith(place))
+
+
+class Lender(Process):
+    """A machine that lends itself to another of its owner."""
+
+    def __init__(self, host: Host, home: Path, *arguments: str) -> None:
+        self.launch = host.popen  # pyright: ignore[reportAttributeAccessIssue]
+        self.address = host.address
+        super().__init__(home, "lowcomm_node", "lend", "--home", str(home), *arguments)
+
+    def pair(self, host: Host, home: Path) -> None:
+        """Pair it with the head on a host."""
+        shown = re.compile(r"^  (\w{4}(-\w{4}){3})$", re.M)
+        code = until(lambda: shown.search(self.output), START, "a code is shown")
+        assert code
+        ours = ("--home", str(home), "--code", code[1])
+        done = host.run(command("lowcomm_node", "pair", self.address, *ours), env=environment())
+        assert done.returncode == 0, done.stderr
 
 
 class Resident(Node):
