@@ -279,6 +279,8 @@ class Ranks:
             replace(one, name=f"{one.name} (rank {rank})") if one.name in names[:rank] else one
             for rank, one in enumerate(self.devices)
         )
+        for rank, one in enumerate(self._followers, start=1):
+            one.name = f"{one.device} (rank {rank})"
         self.size = len(self.devices)
         self._tries: list[Follower] = []
         self._next_try = monotonic() + RETRY
