@@ -9,9 +9,15 @@ does, the plain one with ``torch.compile``, autocast and a fused AdamW. Times ar
 loop runs between two runs of ours. MFU is 6 times parameters times tokens a second, of what
 products of 8192 x 8192 matrices in bf16 reach on this GPU in the same run. ``--small`` with
 ``--device cpu`` only shows that the script works.
+
+Where there are several GPUs, 1, 2 and all train the same batches together. The time that they spend
+on communication is the difference to one GPU with as many windows a step as each has, which leaves
+communication out, though it moves all weights; the memory of a GPU is all that is taken there.
 """
 
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +25,7 @@ from typing import Any
 
 import kit
 import numpy as np
+import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +33,7 @@ from torch import Tensor
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.models import adapters
 from lowcomm_node.models.base import build_model
+from lowcomm_node.models.devices import devices_of, memory_on
 from lowcomm_node.planner.fit import RANK, with_adapter
 from lowcomm_node.system.machine import can_compile
 from lowcomm_node.trainer import inner
@@ -33,7 +41,9 @@ from lowcomm_node.trainer.gpu import Copies, merge
 from lowcomm_node.trainer.memory import count_parameters, estimate_memory
 from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_node.trainer.optimizer import BatchedMuon
+from lowcomm_node.trainer.ranks import Orders, Ranks
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_node.trainer.world import World
 from lowcomm_protocol.exchange import outer
 from lowcomm_protocol.plan import Fragment, Slice
 from lowcomm_protocol.spec.outer import OuterSettings
@@ -295,6 +305,64 @@ def fits(device: torch.device, clock: Clock, small: bool, steps: int) -> dict[st
     return found
 
 
+def together(
+    names: list[str], clock: Clock, model: dict[str, int], batch: int, steps: int
+) -> dict[str, Any]:
+    """Seconds of a step on these devices, and the memory that is taken of each."""
+    spec = spec_of(model, batch, "adamw")
+    words: Any = Text(model["vocab"])
+    if names[0] != "cpu":
+        torch.accelerator.empty_cache()  # what earlier rows held counts for none of these
+    if len(names) == 1:
+        replica = inner.InnerReplica(spec, "me", words, torch.device(names[0]))
+        return {
+            "seconds": clock.seconds(replica.inner_step, steps),
+            "MiB": taken(names, [os.getpid()]),
+        }
+    ranks = Ranks(names, lambda reason: None)
+    if ranks.lost:
+        raise SystemExit(f"can't train on all of {names}: {ranks.lost}")
+    device = torch.device(ranks.devices[0].name)
+    with tempfile.TemporaryDirectory() as home:
+        orders = Orders(spec.canonical().decode(), World(shards=True), home)
+        world = ranks.meet(device, orders)
+        replica = inner.InnerReplica(spec, "me", words, device, ranks=ranks, world=world)
+        seconds = clock.seconds(replica.inner_step, steps)
+        found = {"seconds": seconds, "MiB": taken(names, [one.pid for one in ranks.devices])}
+        ranks.stop()
+    return found
+
+
+def taken(names: list[str], pids: list[int]) -> list[int]:
+    """MiB of each GPU that are taken; on processors, of each process."""
+    if names[0] == "cpu":
+        return [psutil.Process(pid).memory_info().rss // MIB for pid in pids]
+    both = [memory_on(torch.device(name)) for name in names]
+    return [(total - free) // MIB for free, total in both]
+
+
+def several(
+    device: torch.device, clock: Clock, model: dict[str, int], batch: int, steps: int
+) -> dict[str, Any]:
+    """Rates of 1, 2 and all GPUs, and what communication takes."""
+    names = ["cpu", "cpu"] if device.type == "cpu" else devices_of("all")
+    if len(names) == 1:
+        return {"skipped": "there is one GPU here: nothing to share"}
+    found: dict[str, Any] = {}
+    for count in sorted({1, 2, len(names)}):
+        here = together(names[:count], clock, model, batch, steps)
+        seconds = here["seconds"]
+        alone = together(names[:1], clock, model, -(-batch // count), steps)["seconds"]
+        found[str(count)] = {
+            "tokens/s": round(batch * model["context"] / seconds),
+            "of one": round(found["1"]["seconds"] / seconds, 2) if found else 1.0,
+            "memory of each, MiB": here["MiB"],
+            "share of communication": max(0.0, round(1 - alone / seconds, 2)) if found else 0.0,
+            "seconds": seconds,
+        }
+    return found
+
+
 def main() -> None:
     options = kit.parser(__doc__)
     options.add_argument("--device", default="cuda")
@@ -322,6 +390,7 @@ def main() -> None:
         "muon": muon(device, clock, model),
         "copies": copies(device, clock, numel),
         "fits": fits(device, clock, chosen.small, chosen.steps),
+        "several": several(device, clock, model, chosen.batch, chosen.steps),
     }
     for part, found in told.items():
         print(f"{part}: {found}")
