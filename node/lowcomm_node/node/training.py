@@ -39,7 +39,7 @@ from lowcomm_node.node.messages import (
 )
 from lowcomm_node.node.report import NodeState
 from lowcomm_node.node.supervisor import Failures
-from lowcomm_node.status.events import Paused, Resumed, SavingAgain
+from lowcomm_node.status.events import Board, Paused, Resumed, SavingAgain
 from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.status.words import tokenizing_in_words
 from lowcomm_node.storage.files import DiskQuota
@@ -245,11 +245,7 @@ class Training:
         finally:
             self._board.tokenizing = None
         self._availability.follow_gpus([one.gpu for one in ready.devices])
-        lost = (LOST.format(device=one, reason=why) for one, why in ready.lost.items())
-        for code, text in (("gpu-power", ready.unlimited), ("device-lost", "; ".join(lost))):
-            self._board.withdraw(code)
-            if text:
-                self._board.warn(code, text)
+        warn_of_devices(self._board, ready)
         for skipped in ready.skipped:
             self._board.warn("checkpoint-skipped", f"checkpoint skipped: {skipped}")
         await self.amend()  # what was heard while it was built
@@ -421,3 +417,12 @@ class Training:
         except TrainerError as error:
             text = f"the last checkpoint could not be saved: {error}"
             self._board.warn("not-saved", text)
+
+
+def warn_of_devices(board: Board, ready: Ready) -> None:
+    """Warn of what the owner wants of devices and can't have; withdraw what holds no longer."""
+    lost = (LOST.format(device=one, reason=why) for one, why in ready.lost.items())
+    for code, text in (("gpu-power", ready.unlimited), ("device-lost", "; ".join(lost))):
+        board.withdraw(code)
+        if text:
+            board.warn(code, text)

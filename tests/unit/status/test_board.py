@@ -1,7 +1,11 @@
 """What must hold for what a node tells of itself: every listener gets every event, and what is kept
 is bounded."""
 
+from dataclasses import replace
+
+from helpers.light_process import READY
 from lowcomm_node.node.messages import InnerStepTaken
+from lowcomm_node.node.training import warn_of_devices
 from lowcomm_node.status.events import (
     MAX_WAITING,
     MAX_WARNINGS,
@@ -46,3 +50,17 @@ def test_only_the_last_warnings_are_kept_and_those_that_hold_no_longer_go():
     board.withdraw("not-saved")
     assert len(board.warnings) == MAX_WARNINGS // 2
     assert all(one.code == "clock" for one in board.warnings)
+
+
+def test_a_device_that_is_lost_is_a_warning_and_an_event_until_it_is_back():
+    board = Board()
+    listener = board.subscribe()
+    lost = replace(READY, lost={"cuda:1": "no such device"}, unlimited="needs root")
+    for ready in (lost, lost):
+        warn_of_devices(board, ready)
+        assert [one.code for one in board.warnings] == ["gpu-power", "device-lost"]
+    text = "cuda:1 can't be used, training goes on without it: no such device"
+    assert board.warnings[1].text == text
+    assert Warned(text=text, code="device-lost") in [listener.get_nowait().event for _ in "12"]
+    warn_of_devices(board, READY)
+    assert board.warnings == []
