@@ -1,0 +1,118 @@
+"""What a second machine of the owner brings, by the line to it. Needs root.
+
+    python benchmarks/household.py
+
+A head trains alone, or with a lender on an emulated line of so many Mbit/s, 0.4 ms there and back.
+Head and lender have a thread each of this machine; TLS and the emulator take their part of it, too.
+Printed are tokens a second, bytes a step on the line, how many windows the lender computed at the
+end, and held-out loss after all steps. Rates are medians of three stretches of the run.
+
+Writes each result to benchmarks/results/household.json, and skips those that are there.
+"""
+
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from itertools import pairwise, product
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import kit
+from laboratory import Lab
+from namespaces import missing
+from residents import START, Lender, Resident, Swarm
+from shaping import Link
+
+from helpers.donors import identity
+from helpers.pacing import SHORT_LOOK, pace
+
+OUT = kit.RESULTS / "household.json"
+LINES = ("none", "1000", "100")
+FIGURES = ("tokens_per_second", "bytes_a_step", "loss")
+MODELS = {
+    "1M": ({"layers": 4, "width": 144, "heads": 4, "feed_forward": 384}, 32, 32, 8),
+    "10M": ({"layers": 6, "width": 384, "heads": 6, "feed_forward": 1024}, 16, 13, 4),
+}
+"""Shapes, windows of a step, steps of a run, and those of each stretch at its end."""
+SPEC = """
+[run]
+name = "household"
+steps = {{steps}}
+start_peers = {{start_peers}}
+[model]
+{model}
+context = 128
+[train]
+batch = {windows}
+evaluate_every = {every}
+[sync]
+method = "{{method}}"
+"""
+
+
+def measure(model: str, line: str) -> dict[str, Any]:
+    """One run."""
+    shape, windows, steps, stretch = MODELS[model]
+    lines = "\n".join(f"{name} = {value}" for name, value in shape.items())
+    spec = SPEC.format(model=lines, windows=windows, every=steps)
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, Lab() as lab:
+        os.environ |= {"XDG_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"}
+        pace(1e-6, SHORT_LOOK)
+        home = Path(folder) / "head"
+        home.mkdir()
+        # The text that a node draws depends on its identity: all runs have the same.
+        (home / "identity.key").write_bytes(identity(1).to_libp2p())
+        host, rate = lab.public("head"), None if line == "none" else float(line) * 1e6
+        far = lab.public("lender", link=Link(rate, delay=0.0002))
+        with suppress(PermissionError):
+            os.sched_setscheduler(far.link.process.pid, os.SCHED_FIFO, os.sched_param(10))
+        swarm, options = Swarm(Path(folder), spec, start_peers=1), ["--nice", "0"]
+        swarm.serve(lab.public("server"))
+        if line != "none":
+            Lender(far, Path(folder) / "lender").pair(host, home)
+            options += ["--with", far.address]
+        head = Resident(host, home, swarm.address, *options)
+        marks, status = list[tuple[int, float, int]](), dict[str, Any]()
+        for wanted in range(steps - 3 * stretch, steps + 1, stretch):
+            status = head.until(lambda s, n=wanted: (s["trainer"]["steps"] or 0) >= n, "it", START)
+            ways = far.link.traffic()
+            moved = ways.up.delivered_bytes + ways.down.delivered_bytes
+            marks.append((status["trainer"]["steps"], monotonic(), moved))
+        trainer = status["trainer"]
+        first = trainer["val_loss_first"]
+        done = head.until(lambda s: s["trainer"]["val_loss_last"] != first, "a look", START)
+    parts = [(b[0] - a[0], b[1] - a[1], b[2] - a[2]) for a, b in pairwise(marks)]
+    rates = [round(count * windows * 128 / took) for count, took, _ in parts]
+    return {
+        "parameters": trainer["parameters"],
+        "tokens_per_second": median(rates),
+        "rates": rates,
+        "bytes_a_step": round(median(moved / count for count, _, moved in parts)),
+        "loss": done["trainer"]["val_loss_last"],
+        "lenders": trainer["lenders"],
+    }
+
+
+def main() -> None:
+    """Measure what is missing and print the table."""
+    kit.parser(__doc__).parse_args()
+    if reason := missing():
+        sys.exit(f"no laboratory on this machine: {reason}")
+    for model, line in product(MODELS, LINES):
+        if (key := f"{model} {line}") not in kit.read(OUT):
+            found = {"machine": kit.loaded_machine()} | measure(model, line)
+            kit.write(OUT, kit.read(OUT) | {key: found})
+            print(key, found, flush=True)
+    rows = [
+        [key, *(one[name] for name in FIGURES), [there["windows"] for there in one["lenders"]]]
+        for key, one in kit.read(OUT).items()
+    ]
+    print(kit.machine())
+    print(kit.table(("model, Mbit/s", *FIGURES, "windows"), rows))
+
+
+if __name__ == "__main__":
+    main()
