@@ -275,6 +275,7 @@ class Ranks:
             self._followers.pop(0).stop()
             self.devices = (try_out(self.devices[0].name), *self.devices[1:])
         names = [one.name for one in self.devices]
+        check_alike(names)
         self.devices = tuple(
             replace(one, name=f"{one.name} (rank {rank})") if one.name in names[:rank] else one
             for rank, one in enumerate(self.devices)
@@ -426,6 +427,18 @@ class Ranks:
             if fates:
                 raise TrainerError(fates[0]) from error
             raise
+
+
+def check_alike(names: Sequence[str]) -> None:
+    """Raise ConfigError for devices that can't train together."""
+    kinds = {name.partition(":")[0] for name in names}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"--device {','.join(names)}: these are of {len(kinds)} kinds, and can't share a step: "
+            "name devices of one kind."
+        )
+    if kinds != {"cpu"} and len(set(names)) < len(names):
+        raise ConfigError(f"--device {','.join(names)}: one is named twice: name each once.")
 
 
 def windows_of(batch: Sequence[Tensor], rank: int, size: int) -> list[Tensor]:

@@ -17,7 +17,7 @@ from helpers.families import section, tiny
 from helpers.tiny import MODEL
 from helpers.waiting import until
 from lowcomm_node.data.stream import IGNORED
-from lowcomm_node.errors import TrainerError
+from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.node.ipc import FailureKind, TrainerFailed
 from lowcomm_node.node.messages import (
     Evaluate,
@@ -28,7 +28,7 @@ from lowcomm_node.node.messages import (
     Save,
 )
 from lowcomm_node.trainer import state
-from lowcomm_node.trainer.ranks import windows_of
+from lowcomm_node.trainer.ranks import check_alike, windows_of
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.models import TransformerSettings
 
@@ -218,6 +218,17 @@ def test_a_device_that_can_not_be_used_is_left_out_until_it_can(tmp_path: Path) 
         ranks.lost["cpu"] = ranks.lost.pop("cuda:7")
         ranks._next_try = 0.0
         until(lambda: ranks.returned() == "cpu", 60, "it can be used again")
+
+
+@pytest.mark.parametrize("names", ["cuda:0,cpu", "cuda:0,xpu:0", "cuda:1,cuda:1"])
+def test_devices_that_can_not_train_together_are_refused(names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        check_alike(names.split(","))
+
+
+def test_devices_of_one_kind_train_together() -> None:
+    check_alike(["cuda:0", "cuda:1"])
+    check_alike(["cpu", "cpu"])
 
 
 @pytest.mark.parametrize(("batch", "size"), [(5, 2), (2, 3), (4, 2), (1, 4)])
