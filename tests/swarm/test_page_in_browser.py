@@ -94,6 +94,8 @@ def test_figures_of_a_node_that_trains_are_those_of_status_at_that_moment(visit:
         value = figures[path][0]
         assert value_at(before, path) <= value <= value_at(after, path), path
     assert figures["trainer.steps"][0] > 0
+    value, text, _ = figures["trainer.accelerators.0"]
+    assert value["device"] == "cpu" and value["name"] in text
 
 
 def test_it_lives_without_being_loaded_again(visit: Visit):
