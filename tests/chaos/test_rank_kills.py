@@ -25,7 +25,7 @@ WITHIN = 1.0
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("instants", [2, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("instants", [1, pytest.param(10, marks=pytest.mark.soak)])
 def test_a_node_goes_on_whichever_of_its_processes_is_killed(
     swarm: Swarm, instants: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,8 +40,8 @@ def test_a_node_goes_on_whichever_of_its_processes_is_killed(
     creator = swarm.node("creator")
     node, family = start(swarm, "cpu,cpu"), list[int]()
     for instant in range(instants):
-        # Each has its turn, in the first two and in any later order.
-        rank = instant if instant < 2 else random.randrange(2)
+        # Each has its turn, that of rank 1 first, and then in any order.
+        rank = 1 - instant if instant < 2 else random.randrange(2)
         until_exchanged([creator, node], 1, what=f"before kill {instant}: exchanges of both")
         first, *others = ranks_of(trained(node))
         assert len(others) == 1, "it trains on both devices"
