@@ -11,9 +11,9 @@ import torch
 from helpers.driven_trainer import Driven, driven
 from lowcomm_node.models.base import build_model
 from lowcomm_node.node.messages import InnerStepTaken
-from lowcomm_node.trainer.inner import read_later
 from lowcomm_node.trainer.micro_batch import Gradient
 from lowcomm_node.trainer.moments import BITS
+from lowcomm_node.trainer.shard import read_later
 from lowcomm_protocol.spec.models import TransformerSettings
 
 MODEL = TransformerSettings(

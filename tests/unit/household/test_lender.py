@@ -152,9 +152,9 @@ async def test_the_worker_gets_the_settings_and_what_the_owner_of_the_lender_all
 
 
 async def test_a_lender_says_what_it_has(tmp_path: Path, ada: Path):
-    async with lending(tmp_path, [ada], device="cpu", max_bytes=10**6) as lender:
+    async with lending(tmp_path, [ada], device="cpu", max_bytes=10**9) as lender:
         found = await soon(describe(lender.address, ada))
-        assert found.release == release() and found.free_bytes == 10**6 and not found.gpus
+        assert found.release == release() and found.free_bytes == 10**9 and not found.gpus
         assert 0 < found.cores <= (os.cpu_count() or 1)
         assert found.computes_for == found.last_end == ""
         link = await begun(lender, ada, "echo")
