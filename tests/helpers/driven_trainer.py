@@ -37,6 +37,14 @@ class Heard:
         """See Pipe: nothing comes but what the test asks."""
 
 
+def write_documents(folder: Path) -> Path:
+    """Files of seven letters, so that most windows hold several documents; the folder."""
+    (folder / "text").mkdir(parents=True)
+    for name in ("a", "b", *map(str, range(200))):
+        (folder / "text" / f"{name}.txt").write_text(f"seven{name:>2.2}", encoding="utf-8")
+    return folder
+
+
 class Driven:
     """One trainer's loop."""
 

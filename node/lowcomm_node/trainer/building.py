@@ -62,7 +62,7 @@ def build(
         torch.set_num_threads(settings.threads or ceil(cores))
     family_of(spec.model).check(spec.model)
     names = devices_of(settings.device)
-    ranks = Ranks(names, on_lost) if len(names) > 1 else None
+    ranks = Ranks(names, Path(settings.checkpoints).parent, on_lost) if len(names) > 1 else None
     device, size = choose_device(names[0] if ranks is None else ranks.devices[0].name), 1
     if ranks is not None:
         size = ranks.size
@@ -92,6 +92,7 @@ def build(
             spec=settings.spec,
             world=World(shards=spec.adapter is None and size > 1),
             home=settings.home.as_posix(),
+            separator=dataset.tokenizer.separator if spec.train.document_mask else None,
             start=settings.start,
             moments=moments,
             threads=max(1, torch.get_num_threads() // size),

@@ -95,12 +95,14 @@ class Wire:
                 left = left[count:]
 
 
-def untrained(model: Model) -> list[Tensor]:
-    """What a worker is sent once: frozen weights and factors; nothing where all is trained."""
+def untrained(model: Model) -> list[tuple[Tensor, torch.dtype]]:
+    """What a worker is sent once, and in which form: frozen weights and factors; nothing where all
+    is trained."""
     if all(one.requires_grad for one in model.parameters()):
         return []
-    frozen = [one for one in model.parameters() if not one.requires_grad]
-    return [*frozen, *model.buffers()]
+    # A processor keeps frozen weights in fp32, a GPU in bf16, of which their values are.
+    frozen = [(one, torch.bfloat16) for one in model.parameters() if not one.requires_grad]
+    return [*frozen, *((one, one.dtype) for one in model.buffers())]
 
 
 # the trainer's side
@@ -164,14 +166,16 @@ class Lent:
         """Empty while it computes."""
         self.pace = Pace()
         self.windows = 0
-        """Of the last step."""
+        """Windows of the last step."""
         self.bytes = 0
         """Sent and received, in all."""
         self._task: _Task | None = None
         """The last one."""
         self._measured = monotonic()
-        self._path, self._spec = path, spec
-        self._sent_once = untrained(model)
+        self._path = path
+        separator = model.separator
+        self._built_from = {"spec": spec.canonical().decode(), "separator": separator}
+        self._sent_once = [one.detach().to("cpu", form) for one, form in untrained(model)]
         self._shapes = [one.shape for one in trained(model).values()]
         self._gradients = [torch.empty(shape) for shape in self._shapes]
         self._tasks: Queue[_Task | None] = Queue()
@@ -222,7 +226,7 @@ class Lent:
 
     def _work(self, sock: socket.socket, wire: Wire) -> None:
         sock.settimeout(PATIENCE)
-        wire.send({"spec": self._spec.canonical().decode()}, self._sent_once)
+        wire.send(self._built_from, self._sent_once)
         self._heed(wire.read())
         self.pace, self.why_away = Pace(), ""
         while (task := self._next(sock)) is not None:
@@ -358,11 +362,12 @@ class Lenders:
 
 def work(wire: Wire, device: torch.device, max_bytes: int | None) -> None:
     """Compute gradients until the trainer is gone. Raises ConfigError, LinkLost, OSError."""
-    told = wire.read()
-    if told is None:
+    order = wire.read()
+    if order is None:
         return
-    spec = parse_canonical(told["spec"])
+    spec = parse_canonical(order["spec"])
     gradient, model = _built(spec, device, max_bytes, wire)
+    model.separator = order["separator"]
     weights = list(trained(model).values())
     received = [torch.empty(one.shape) for one in weights]
     wire.send({"here": True})
@@ -394,8 +399,8 @@ def _built(
     else:
         model = family_of(spec.model).blank(spec.model).to(device)
     with torch.no_grad():
-        for one in untrained(model):
-            came = torch.empty(one.shape, dtype=one.dtype)
+        for one, form in untrained(model):
+            came = torch.empty(one.shape, dtype=form)
             wire.read_exactly([came])
             one.copy_(came)
     loss = loss_of(model, compiled=False)

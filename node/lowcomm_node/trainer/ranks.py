@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,6 +74,8 @@ class Orders:
     home: str
     meeting: str = ""
     """File by which the ranks meet."""
+    separator: int | None = None
+    """Token that ends a document, where attention keeps within documents."""
     start: tuple[str, ...] = ()
     moments: str = "fp32"
     threads: int = 1
@@ -249,14 +250,16 @@ class Follower:
 class Ranks:
     """All ranks of a replica; what is called here, all of them do."""
 
-    def __init__(self, devices: Sequence[str], on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, devices: Sequence[str], folder: Path, on_lost: Callable[[str], None]
+    ) -> None:
         """Start the others, on all of these devices that can be used; we take the first.
 
-        ``on_lost`` is called, on another thread, if one ends by itself. Raises ConfigError or
-        RuntimeError if none can be used.
+        ``folder``: of this run alone. ``on_lost`` is called, on another thread, if one ends by
+        itself. Raises ConfigError or RuntimeError if none can be used.
         """
         self._descriptor = create_file()
-        self._folder = tempfile.TemporaryDirectory(prefix="lowcomm-ranks-")
+        self._meeting = folder / "ranks"
         self.lost: dict[str, str] = {}
         """Devices that can't be used, and why."""
         started = [
@@ -312,13 +315,14 @@ class Ranks:
 
     def meet(self, device: torch.device, orders: Orders) -> World:
         """Send the others their orders, and meet them; what we are among them."""
-        meeting = Path(self._folder.name, "meeting")
+        self._meeting.parent.mkdir(parents=True, exist_ok=True)
+        self._meeting.unlink(missing_ok=True)  # a trainer that was killed has left its own
         for rank, one in enumerate(self._followers, start=1):
             world = replace(orders.world, rank=rank, size=self.size)
-            one.send(asdict(replace(orders, world=world, meeting=str(meeting))))
+            one.send(asdict(replace(orders, world=world, meeting=str(self._meeting))))
         self.world = replace(orders.world, size=self.size)
         with self._explained():
-            self.world.join(device, meeting)
+            self.world.join(device, self._meeting)
         return self.world
 
     def begin(self, shard: Shard) -> None:
@@ -332,7 +336,7 @@ class Ranks:
             one.stop()
         self.world.leave()
         os.close(self._descriptor)
-        self._folder.cleanup()
+        self._meeting.unlink(missing_ok=True)
 
     def train(self, tokens: Tensor, targets: Tensor, step: Step) -> Callable[[], list[float]]:
         """``Shard.train`` of a whole batch."""
@@ -348,11 +352,6 @@ class Ranks:
         """Copy a fragment of the weights into a vector."""
         self._all({"do": "write out", "kind": WEIGHTS, "fragment": fragment.index})
         out.copy_(self._board.vector(fragment.numel))
-
-    def scatter(self, fragment: Fragment, vector: Tensor) -> None:
-        """The reverse."""
-        self._board.vector(fragment.numel).copy_(vector)
-        self._all({"do": "read in", "kind": WEIGHTS, "fragment": fragment.index})
 
     def merge(self, fragment: Fragment, ranges: Ranges, phi: Tensor, captured: Tensor) -> bool:
         """Merge new slow weights into the weights; False if not finite: they are as before."""
@@ -492,6 +491,7 @@ def serve(sock: socket.socket, board: int) -> None:
         spec = parse_canonical(orders.spec)
         world.join(device, Path(orders.meeting))
         model = blank(spec, device, list(map(Path, orders.start)))
+        model.separator = orders.separator
         shard = Shard(model, spec, device, None, orders.moments, world)
         rank = Rank(shard, Board(board, values_of(shard)))
         while line := lines.readline():

@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from helpers.adapters import sections, write_base
-from helpers.driven_trainer import Driven, driven, image
+from helpers.driven_trainer import Driven, driven, image, write_documents
 from helpers.waiting import until
+from lowcomm_node.models.adapters import allocated
 from lowcomm_node.node.messages import InnerStepTaken
 from lowcomm_node.trainer import lent, state
-from lowcomm_node.trainer.lent import Pace, share_out
+from lowcomm_node.trainer.lent import Pace, share_out, untrained
 from lowcomm_protocol.spec.models import TransformerSettings
+from lowcomm_protocol.spec.sections import AdapterSettings
 
 pytestmark = pytest.mark.slow
 OURS = {"layers": 2, "width": 32, "heads": 4, "feed_forward": 48, "context": 16}
@@ -185,6 +188,30 @@ def test_a_lender_adapts_frozen_weights_that_it_was_sent(tmp_path: Path) -> None
         alone.steps(3)
         assert machines(one)[0].bytes > 0
         check_close(one, alone)
+
+
+def test_a_lender_keeps_attention_within_documents(tmp_path: Path) -> None:
+    more = "document_mask = true\n" + MORE
+    with (
+        trainer(write_documents(tmp_path / "alone"), more=more) as (alone,),
+        lenders(tmp_path, 1) as daemons,
+        trainer(write_documents(tmp_path / "with"), *daemons, more=more) as (one,),
+    ):
+        all_here(one)
+        one.steps(2)
+        alone.steps(2)
+        assert machines(one)[0].bytes > 0
+        check_close(one, alone)
+
+
+def test_frozen_weights_travel_in_one_form_whatever_the_devices(tmp_path: Path) -> None:
+    settings = TransformerSettings.model_validate(OURS)
+    model = allocated(settings, AdapterSettings(rank=4), torch.device("cpu"))
+    forms = [form for _, form in untrained(model)]
+    for parameter in model.parameters():
+        if not parameter.requires_grad:  # as on a GPU
+            parameter.data = parameter.data.to(torch.bfloat16)
+    assert [form for _, form in untrained(model)] == forms
 
 
 def test_a_lender_without_the_memory_says_so_and_training_goes_on(tmp_path: Path) -> None:

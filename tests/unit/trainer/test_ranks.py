@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from helpers.adapters import sections, write_base
-from helpers.driven_trainer import Driven, begin, driven, finish, image
+from helpers.driven_trainer import Driven, begin, driven, finish, image, write_documents
 from helpers.families import section, tiny
 from helpers.tiny import MODEL
 from helpers.waiting import until
@@ -168,6 +168,16 @@ def adapter_of(folder: Path, device: str) -> Any:
     more = MORE.format(optimizer="adamw", method="lowcomm") + sections(base, rank=4)
     model = "\n".join(f"{name} = {value}" for name, value in OURS.items())
     return driven(folder, "a", more=more, model=model, device=device, start=(str(base),))
+
+
+def test_each_process_keeps_attention_within_documents(tmp_path: Path) -> None:
+    more = "document_mask = true\n" + MORE.format(optimizer="adamw", method="lowcomm")
+    with driven(write_documents(tmp_path / "one"), "a", more=more, device="cpu") as (whole,):
+        whole.steps(2)
+        assert whole.replica.model.separator is not None
+    with driven(write_documents(tmp_path / "two"), "a", more=more, device="cpu,cpu") as (one,):
+        one.steps(2)
+        assert losses(one) == pytest.approx(losses(whole), abs=2e-6)
 
 
 @pytest.mark.soak
