@@ -2,7 +2,7 @@
 
     python benchmarks/household.py
 
-A head trains alone, or with a lender on an emulated line of so many Mbit/s, 0.4 ms there and back.
+A head trains alone, or with a lender on an emulated line of 1 Gbit/s or 100 Mbit/s and 0.4 ms.
 Head and lender have a thread each of this machine; TLS and the emulator take their part of it, too.
 Printed are tokens a second, bytes a step on the line, how many windows the lender computed at the
 end, and held-out loss after all steps. Rates are medians of three stretches of the run.

@@ -36,7 +36,7 @@ match settings["do"]:
             sock.sendall(bytes(65536))
             os.pwrite(count, str(65536 * number).encode(), 0)
     case "ignore":
-        time.sleep(1000)
+        time.sleep(1000)  # a worker that hangs; the test ends it by its id
     case "fail":
         sock.sendall(b"last words" * 100_000)
         print("first line", *range(1000), file=sys.stderr)

@@ -6,4 +6,4 @@ then on the head opens links (`link`), and the lender connects each to a worker 
 """
 
 PORT = 31340
-"""Where a lender listens, unless its owner chooses another port."""
+"""Default port of a lender."""

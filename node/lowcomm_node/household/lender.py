@@ -1,8 +1,8 @@
 """The lender: lets paired heads in, and connects one of them to a worker.
 
-Strangers end in the handshake of TLS. While a code is shown, those without a certificate may try to
-pair. Whoever has not proved itself yet is one of few, and makes way for those who come later, so
-nobody can keep a head out by connections that say nothing.
+TLS ends connections of strangers in its handshake. While a code is shown, a machine without a
+certificate may try to pair. Few connections wait for their proof at once, and the oldest makes way
+for a new one, so silent connections keep no head out.
 """
 
 import asyncio

@@ -234,8 +234,8 @@ class Link:
         self.lender = lender
         self._home = home
         ours, self.socket = socket.socketpair()
-        """The head's end, which sees its end or ECONNRESET when the link ends. Who passes it to a
-        process closes it here."""
+        """The head's end of the link. It reads EOF or raises ECONNRESET once the link has ended. A
+        caller that passes it to a process closes it here."""
         self._carrying = start(self._carry(stream, ours))
 
     async def ended(self) -> str:

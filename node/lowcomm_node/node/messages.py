@@ -76,12 +76,12 @@ class TrainingDevice:
 
     __pydantic_config__ = AS_JSON
     name: str
-    """As torch calls it; of a second process on one device with its rank."""
+    """Torch's name of it, with the rank of a second process on the same device."""
     pid: int
     gpu: str = ""
     """UUID of a card of NVIDIA; empty for another device."""
     seconds: float | None = None
-    """Of a product of matrices at the start; None where it trains alone."""
+    """Seconds of a product of matrices at the start; None where it trains alone."""
 
 
 class Ready(Answer, name="ready"):

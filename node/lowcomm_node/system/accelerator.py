@@ -29,7 +29,7 @@ class Accelerator:
     """A device that trains, at one moment."""
 
     device: str = ""
-    """As torch calls it."""
+    """Torch's name of it."""
     kind: str
     """`gpu` or `cpu`."""
     name: str
