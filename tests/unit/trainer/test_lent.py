@@ -120,7 +120,7 @@ def test_steps_with_a_lender_are_those_without_also_when_it_dies_and_returns(
         all_here(one)
         one.steps(2)
         (machine,) = machines(one)
-        assert machine.windows == 1, "it was measured at once"
+        assert machine.bytes > 0, "it was measured at once, whatever it gets then"
         monkeypatch.setattr(lent, "share_out", lambda count, own, others: [1, count - 1])
         one.steps(2)
         assert machine.windows == 1
