@@ -62,9 +62,10 @@ def test_a_node_goes_on_whichever_of_its_processes_is_killed(
     assert done.returncode == 0, done.stderr
     assert [one.child.wait(150) for one in (creator, node)] == [0, 0], "the run ends for both"
     until(lambda: not alive(family), 20, "no process is left behind")
-    of_two = exported(several, swarm.folder / "two")
-    assert start(swarm, "cpu").child.wait(150) == 0
-    assert exported(several, swarm.folder / "one") == of_two
+    if instants > 1:  # CI sees in test_ranks.py that one process resumes what several have saved
+        of_two = exported(several, swarm.folder / "two")
+        assert start(swarm, "cpu").child.wait(150) == 0
+        assert exported(several, swarm.folder / "one") == of_two
 
 
 def start(swarm: Swarm, devices: str) -> Node:
