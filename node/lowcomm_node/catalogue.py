@@ -102,6 +102,8 @@ program: A program runs during which the owner does not want it to train.
     End that program, or take it out of `--not-while`.
 gpu-in-use: Another process computes on the GPU, or has done so in the last two minutes.
     Wait for its end, `lowcomm-node resume` to train beside it, or drop `--yield-to-gpu`.
+lender-awaited: A machine of the owner that holds blocks of the model does not answer.
+    Start `lowcomm-node lend` there, or see why its line is down; training goes on by itself.
 gpu-hot: The GPU is hotter than the owner wants, and cools.
     Give it air, limit it by `--gpu-power` or `--duty`, or raise `--max-gpu-temp`.
 battery: The machine runs on its battery, and the owner does not want that.

@@ -42,7 +42,7 @@ from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import Tasks, start
 from lowcomm_node.system.units import clean, size
 
-COMMAND = (sys.executable, "-m", "lowcomm_node.trainer.lent")
+COMMAND = (sys.executable, "-m", "lowcomm_node.trainer.worker")
 """The worker. It gets settings as JSON at its standard input, and as its last argument the
 descriptor of a socket."""
 MAX_UNPROVED, MAX_OF_ADDRESS = 64, 8

@@ -3,7 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -55,6 +55,17 @@ class Place:
 
     role: Role
     layer: int | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The part of a model that one of several machines holds."""
+
+    start: int
+    stop: int
+    """Its blocks: from ``start`` up to ``stop``."""
+    outside: bool = False
+    """Whether it holds what is outside of the blocks, too: embedding, last norm and head."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,9 @@ class Model(nn.Module, ABC):
 
     draws: bool = False
     """Whether a step draws random numbers, for dropout."""
+    elsewhere: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    """Computes the blocks that other machines hold, from what ``enter`` gives; None where all are
+    here."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
@@ -167,12 +181,33 @@ class Model(nn.Module, ABC):
         """Mean cross-entropy in nats a learned token; 0 where all targets are IGNORED."""
         return mean_loss(self(tokens), targets)
 
+    # of a family that ``can_stage``: a loss is ``leave`` after ``through`` after ``enter``
+
+    def keep(self, stage: Stage) -> None:
+        """Keep a stage alone of a model on the meta device, where nothing else takes memory."""
+        raise NotImplementedError
+
+    def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """States after the embedding, ``[batch, length, width]``, and where each token's document
+        begins, if attention keeps within documents."""
+        raise NotImplementedError
+
+    def through(self, states: Tensor, starts: Tensor | None) -> Tensor:
+        """States after the blocks that are here."""
+        raise NotImplementedError
+
+    def leave(self, states: Tensor, targets: Tensor) -> Tensor:
+        """The loss of states after the last block."""
+        raise NotImplementedError
+
 
 class Family(ABC):
     """One kind of model."""
 
     separates: bool = False
     """Whether its models heed ``separator``."""
+    can_stage: bool = False
+    """Whether its models can be cut into stages."""
 
     @abstractmethod
     def build(self, settings: ModelSettings, seed: int) -> Model:
@@ -181,6 +216,10 @@ class Family(ABC):
     def blank(self, settings: ModelSettings) -> Model:
         """A model of arbitrary weights, which the caller sets; on the meta device shapes alone."""
         return self.build(settings, 0)
+
+    def fill(self, model: Model, seed: int) -> None:
+        """Set the weights of a stage as ``build`` does."""
+        raise NotImplementedError
 
     def allocate(self, model: Model, device: torch.device) -> None:
         """Give memory to a model of the meta device, with arbitrary parameters. A family of open

@@ -29,6 +29,7 @@ from lowcomm_node.models.base import (
     HuggingFaceForm,
     Model,
     Place,
+    Stage,
     as_computed,
     fill_normal,
 )
@@ -185,6 +186,14 @@ class Transformer(Model):
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(self._states(tokens, None), self._head_weight, targets)
 
+    def keep(self, stage: Stage) -> None:
+        for number in range(len(self.blocks)):
+            if not stage.start <= number < stage.stop:
+                self.blocks[number] = nn.Identity()
+        if not stage.outside:
+            for name in ("embedding", "norm", "head"):
+                setattr(self, name, None)
+
     @property
     def _head_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight
@@ -192,16 +201,27 @@ class Transformer(Model):
     def _states(self, tokens: Tensor, cache: Cache | None) -> Tensor:
         """Input of the head, ``[batch, length, width]``."""
         cache = cast("KeyValueCache | None", cache)
-        start = cache.length if cache is not None else 0
-        end = start + tokens.shape[1]
-        self.check_length(end)
+        self.check_length(tokens.shape[1] + (cache.length if cache is not None else 0))
+        x, starts = self.enter(tokens)
+        x = self.through(x, None if cache else starts, cache)
+        if self.elsewhere is not None:
+            x = self.elsewhere(x, starts)
+        return self.norm(x)
+
+    def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         # Else the embedding, which autocast leaves in fp32, would keep the residual stream in it.
         x = as_computed(self.embedding(tokens))
-        rope, mask = self.rope[:, start:end], None
-        if self.separator is not None and cache is None:
-            starts = document_starts(tokens, self.separator)
+        return x, None if self.separator is None else document_starts(tokens, self.separator)
+
+    def through(
+        self, states: Tensor, starts: Tensor | None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        x, start, mask = states, cache.length if cache is not None else 0, None
+        end = start + x.shape[1]
+        rope = self.rope[:, start:end]
+        if starts is not None:
             mask = document_mask(starts, x.dtype, self.compiled and x.device.type != "cpu")
-        for block in self.blocks:
+        for block in self.compiled_parts():
             # Compiled blocks are for training: a text that grows would be compiled at each length.
             step = block if cache is None else block.forward
             if self.recompute and torch.is_grad_enabled():
@@ -212,13 +232,18 @@ class Transformer(Model):
                 x = step(x, rope, cache, mask)
         if cache is not None:
             cache.length = end
-        return self.norm(x)
+        return x
 
-    def new_cache(self) -> KeyValueCache:
+    def leave(self, states: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(self.norm(states), self._head_weight, targets)
+
+    def new_cache(self) -> KeyValueCache | None:
+        if self.elsewhere is not None:
+            return None
         return KeyValueCache(cast("TransformerSettings", self.settings), self.embedding.weight)
 
     def compiled_parts(self) -> Iterable[nn.Module]:
-        return self.blocks
+        return [block for block in self.blocks if isinstance(block, Block)]
 
     def place_of(self, name: str) -> Place:
         block = _BLOCK.match(name)
@@ -317,16 +342,22 @@ class TransformerFamily(Family):
     matrix of context x context. ``test_memory.py`` counts them.
     """
 
-    separates = True
+    separates = can_stage = True
 
     def build(self, settings: ModelSettings, seed: int) -> Transformer:
-        model = Transformer(cast("TransformerSettings", settings))
+        model = self.blank(settings)
+        self.fill(model, seed)
+        return model
+
+    def fill(self, model: Model, seed: int) -> None:
+        layers = cast("TransformerSettings", model.settings).layers
         into_residual = ("attention.output.weight", "feed_forward.down.weight")
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                deep = math.sqrt(2 * len(model.blocks)) if name.endswith(into_residual) else 1.0
+                deep = math.sqrt(2 * layers) if name.endswith(into_residual) else 1.0
                 fill_normal(parameter, INIT_STD / deep, f"{seed}:{name}")
-        return model
+            else:
+                nn.init.constant_(parameter, 0.0 if name.endswith(".bias") else 1.0)
 
     def blank(self, settings: ModelSettings) -> Transformer:
         return Transformer(cast("TransformerSettings", settings))

@@ -124,6 +124,7 @@ class FailureKind(StrEnum):
     MEMORY = "memory"
     DIVERGED = "diverged"
     UNFIT = "unfit"
+    LENDER = "lender"
     ERROR = "error"
 
 

@@ -422,12 +422,16 @@ class LenderFigures:
     """Why it does not compute now; empty if it does."""
     windows: int = 0
     """Windows of the last step that it computed; 0 also where its line costs more than it saves."""
+    blocks: tuple[int, int] | None = None
+    """The blocks of the model that it holds: from the first up to the second; None where it
+    computes whole windows."""
     computing: float = 0.0
-    """Recent seconds in which it computed one."""
+    """Recent seconds in which it computed one window; its blocks, in the last step."""
     moving: float = 0.0
-    """Recent seconds of a step in which weights and gradients were on their way."""
+    """Recent seconds of a step in which weights and gradients were on their way; of blocks, in
+    which training waited for it."""
     moved: int = 0
-    """Bytes of weights, gradients and text, since the trainer started."""
+    """Bytes of weights, gradients, states and text, since the trainer started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -468,6 +472,13 @@ class InnerStepTaken(TrainerEvent, StepFigures, name="step"):
     swarm_step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+
+
+class LenderAwaited(TrainerEvent, name="lender-awaited"):
+    """Training waits for a machine that holds blocks of the model, or no longer."""
+
+    why: str
+    """Names and reasons; empty once all is well."""
 
 
 class PieceRead(TrainerEvent, name="piece-read"):

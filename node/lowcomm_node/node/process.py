@@ -28,6 +28,7 @@ from lowcomm_node.node.ipc import (
 from lowcomm_node.node.messages import (
     Build,
     Ended,
+    LenderAwaited,
     Ready,
     RequestFailed,
     Stop,
@@ -208,7 +209,7 @@ class Trainer:
 
     def _take_in(self, message: Message, number: int | None) -> None:
         if isinstance(message, TrainerEvent):
-            if isinstance(message, Tokenizing) and self._building is not None:
+            if isinstance(message, Tokenizing | LenderAwaited) and self._building is not None:
                 self._building.reschedule(asyncio.get_running_loop().time() + BUILD_DEADLINE)
             self.news.put_nowait(message)
             return

@@ -26,6 +26,7 @@ from lowcomm_node.node.messages import (
     FailureKind,
     Finished,
     InnerStepTaken,
+    LenderAwaited,
     Ready,
     TextAwaited,
     Train,
@@ -64,6 +65,7 @@ _REMEDIES = {
     "choose another --device, or take part from a larger machine",
     FailureKind.DIVERGED: "the run's learning rate is too high for it: tell its creator",
     FailureKind.UNFIT: "correct that",
+    FailureKind.LENDER: "see that machine",
     FailureKind.ERROR: "see the log above",
 }
 
@@ -73,7 +75,7 @@ class Failure:
     """Unrequested end of a trainer."""
 
     kind: FailureKind
-    """`died`, `hung`, `memory`, `diverged`, `unfit` or `error`."""
+    """`died`, `hung`, `memory`, `diverged`, `unfit`, `lender` or `error`."""
     reason: str
     """A sentence."""
     step: int
@@ -103,6 +105,8 @@ class Failures:
 
     def failed(self, failure: Failure) -> float | None:
         """Count a failure; the seconds until the next try, or None where no try could help."""
+        if failure.kind is FailureKind.LENDER:
+            return FIRST_PAUSE  # the next trainer waits for that machine
         self._unforgiven.append(failure)
         # To diverge once can be bad luck with text or partners; twice, the second time from one
         # checkpoint back, is the run's fault. A trainer that never stepped never fitted; otherwise
@@ -195,6 +199,7 @@ class Supervisor:
         self._least_silence = least_silence
         self._trainer = first
         self._built = self._training = self._lacks_text = self._cools = False
+        self._lacks_lender = False
         self._lost = asyncio.Event()
         self._failure: Failure | None = None
         self._tasks = Tasks()
@@ -292,6 +297,7 @@ class Supervisor:
         if not self.runs:
             self._trainer.kill()
         self._built = self._training = self._lacks_text = self._cools = False
+        self._lacks_lender = False
         self._meters, self.accelerators = [], ()
         await self._tasks.cancel()
         await self._trainer.stop()
@@ -314,6 +320,8 @@ class Supervisor:
                     self._lacks_text = event.waits
                 case Cooling():
                     self._cools = bool(event.why)
+                case LenderAwaited():
+                    self._lacks_lender = bool(event.why)
                 case TrainerFailed():
                     self._lose(kind_of(event.reason, event.exit_code, event.kind), event.reason)
                 case Ended():
@@ -342,7 +350,7 @@ class Supervisor:
                 replace(meter.look(now), device=known.device, speed=known.speed)
                 for known, meter in self._meters
             )
-            waits = self._lacks_text or self._cools or trainer.occupied
+            waits = self._lacks_text or self._lacks_lender or self._cools or trainer.occupied
             if self._training and not waits:
                 # Of several processes all wait for the slowest.
                 pids = () if trainer.pid is None else (trainer.pid, *self._others)

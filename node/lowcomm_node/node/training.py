@@ -28,6 +28,7 @@ from lowcomm_node.node.messages import (
     Finished,
     Held,
     InnerStepTaken,
+    LenderAwaited,
     NotSaved,
     PieceRead,
     Ready,
@@ -143,6 +144,13 @@ class Training:
                     board.show(Waiting("gpu-hot", event.why))
                 elif board.waiting and board.waiting.code == "gpu-hot":
                     board.show(None)
+                return
+            case LenderAwaited():
+                if event.why:
+                    board.show(Waiting("lender-awaited", event.why))
+                elif board.waiting and board.waiting.code == "lender-awaited":
+                    starts = board.phase in ("joining", "restarting")
+                    board.show(Waiting("starting-trainer", STARTING) if starts else None)
                 return
             case Tokenizing():
                 board.tokenizing = event

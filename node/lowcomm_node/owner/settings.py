@@ -119,6 +119,8 @@ Checkpointing = Annotated[str, _matching("auto|on|off", "auto, on or off")]
 """Of activations."""
 Moments = Annotated[str, _matching("fp32|bf16|int8", "fp32, bf16 or int8")]
 """Forms in which the inner optimizer may keep its moments."""
+Ways = Annotated[str, _matching("auto|replicas|stages", "auto, replicas or stages")]
+"""What machines of a household do."""
 Addresses = Annotated[tuple[str, ...], AfterValidator(_check_addresses)]
 """Multiaddresses of peers or bootstrap servers, each once."""
 Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
@@ -291,6 +293,12 @@ class NodeSettings(BaseModel):
         "ADDRESS",
         default=(),
         flag="--with",
+    )
+    household: Ways = _setting(
+        "What machines named by --with do: each computes whole windows (replicas), or holds some "
+        "blocks of the model (stages); auto takes stages where this one can't hold all",
+        "auto|replicas|stages",
+        default="auto",
     )
     threads: Annotated[int, Field(ge=1, le=4096)] | None = _setting(
         "CPU threads of the trainer", "COUNT", unset="as many as it has cores"

@@ -91,6 +91,10 @@ def lenders_in_words(trainer: TrainerStatus) -> list[str]:
     for one in trainer.lenders:
         if one.away:
             found.append(clean(f"{one.name} is away: {one.away}"))
+        elif one.blocks:
+            blocks = f"{one.name} holds blocks {one.blocks[0]} to {one.blocks[1] - 1}"
+            times = f"computes {one.computing:.2f} s of a step, waited for {one.moving:.2f} s"
+            found.append(clean(f"{blocks}, {times}"))
         elif one.windows:
             windows = f"{one.windows} window{'s' if one.windows > 1 else ''} of each step"
             found.append(clean(f"{one.name} computes {windows}, {size(one.moved)} moved"))

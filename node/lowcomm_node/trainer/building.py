@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from time import monotonic
@@ -17,7 +18,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.adapters import footprint_of
 from lowcomm_node.models.base import family_of
 from lowcomm_node.models.devices import card_of, choose_device, devices_of
-from lowcomm_node.node.ipc import Arena, TrainerEvent
+from lowcomm_node.node.ipc import Arena, FailureKind, TrainerEvent
 from lowcomm_node.node.messages import Ready, Tokenizing, TrainerSettings, TrainingDevice
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import DiskQuota
@@ -28,6 +29,7 @@ from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.gpu import prepare, use
 from lowcomm_node.trainer.lent import Lenders
 from lowcomm_node.trainer.micro_batch import RECOMPUTE
+from lowcomm_node.trainer.pipeline import Household, form
 from lowcomm_node.trainer.ranks import Orders, Ranks
 from lowcomm_node.trainer.rehearsal import rehearse
 from lowcomm_node.trainer.replica import Replica
@@ -48,7 +50,7 @@ def build(
     settings: TrainerSettings,
     shared: int,
     tell: Callable[[TrainerEvent], None],
-    on_lost: Callable[[str], None],
+    on_lost: Callable[[FailureKind, str], None],
 ) -> tuple[Replica, CheckpointStore, Arena, Ready]:
     """Build the replica, and resume it from the newest usable checkpoint.
 
@@ -62,7 +64,15 @@ def build(
         torch.set_num_threads(settings.threads or ceil(cores))
     family_of(spec.model).check(spec.model)
     names = devices_of(settings.device)
-    ranks = Ranks(names, Path(settings.checkpoints).parent, on_lost) if len(names) > 1 else None
+    ranks = None
+    if len(names) > 1:
+        if settings.workers:
+            raise ConfigError(
+                "Other machines can't compute beside several devices of this one: leave --with "
+                "away, or name one --device."
+            )
+        folder = Path(settings.checkpoints).parent
+        ranks = Ranks(names, folder, partial(on_lost, FailureKind.DIED))
     device, size = choose_device(names[0] if ranks is None else ranks.devices[0].name), 1
     if ranks is not None:
         size = ranks.size
@@ -73,9 +83,16 @@ def build(
     choices = memory.StepChoices(settings.micro_batch, recompute, moments)
     rehearse(spec.sync)  # first, as what compiling takes counts
     compiled = compiled_here() > 0
-    estimate, cut = memory.check_memory(
-        spec, device, *limits, settings.exchanges, choices, compiled, size
-    )
+    found = None
+    if not settings.workers or settings.household != "stages":
+        try:
+            found = memory.check_memory(
+                spec, device, *limits, settings.exchanges, choices, compiled, size
+            )
+        except ConfigError:
+            may_stage = settings.workers and settings.household == "auto"
+            if not may_stage or not family_of(spec.model).can_stage:
+                raise
     memory.limit_vram(device, settings.max_vram)
     disk_quota = DiskQuota(home, settings.max_disk)
     dataset = open_text(spec, settings, disk_quota, tell)
@@ -86,28 +103,43 @@ def build(
         raise ConfigError(
             "The weights that this run adapts are not here: name them with --weights."
         )
-    world = ALONE
+    separator = dataset.tokenizer.separator if spec.train.document_mask else None
+    world, pipeline = ALONE, None
+    if found is None:
+        household = Household(
+            spec=spec,
+            device=device,
+            lenders=settings.workers,
+            separator=separator,
+            limits=limits,
+            exchanges=settings.exchanges,
+            choices=choices,
+            folder=Path(settings.slow),
+            tell=tell,
+            on_lost=partial(on_lost, FailureKind.LENDER),
+        )
+        pipeline = form(household)
+        found = pipeline.estimate, pipeline.cut
+    estimate, cut = found
     if ranks is not None:
         orders = Orders(
             spec=settings.spec,
             world=World(shards=spec.adapter is None and size > 1),
             home=settings.home.as_posix(),
-            separator=dataset.tokenizer.separator if spec.train.document_mask else None,
+            separator=separator,
             start=settings.start,
             moments=moments,
             threads=max(1, torch.get_num_threads() // size),
             max_vram=settings.max_vram,
         )
         world = ranks.meet(device, orders)
+    team, peer = pipeline or ranks, settings.peer_id
     replica = Replica(
-        spec, settings.peer_id, dataset, device, None, run_id, course, files, moments, ranks, world
+        spec, peer, dataset, device, None, run_id, course, files, moments, team, world
     )
-    if settings.workers:
-        if size > 1:
-            raise ConfigError(
-                "Other machines can't compute beside several devices of this one: leave --with "
-                "away, or name one --device."
-            )
+    if pipeline is not None and spec.adapter is not None:
+        pipeline.read_files(files)
+    if settings.workers and pipeline is None:
         replica.lenders = Lenders(settings.workers, spec, replica.model)
     if settings.slow and memory.is_mapped(spec):
         disk_quota.require(memory.slow_bytes(spec), "Slow weights")
@@ -192,9 +224,9 @@ def telling(tell: Callable[[Tokenizing], None]) -> Callable[[int, int, int], Non
 def ready_of(replica: Replica, arena: Arena) -> Ready:
     """What the daemon must know of a replica that was built, resumed or adopted."""
     numels, form = tuple(one.numel for one in replica.plan.fragments), transfer.form_of(replica)
-    device, ranks = replica.device, replica.ranks
+    device, team = replica.device, replica.team
     alone = TrainingDevice(name=str(device), pid=os.getpid(), gpu=card_of(device))
-    devices = (alone,) if ranks is None else ranks.devices
+    devices = team.devices if isinstance(team, Ranks) else (alone,)
     return Ready(
         device=",".join(one.name for one in devices),
         parameters=sum(numels),
@@ -214,7 +246,7 @@ def ready_of(replica: Replica, arena: Arena) -> Ready:
         runs=tuple(map(tuple, form.fragments)),
         ranges=form.ranges,
         devices=devices,
-        lost={} if ranks is None else ranks.lost,
+        lost={} if team is None else team.lost,
         duty=replica.duty.share,
         text=replica.stream.pieces,
     )

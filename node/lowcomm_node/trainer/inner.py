@@ -24,12 +24,13 @@ from lowcomm_node.models.base import Model, build_model, family_of, trained
 from lowcomm_node.models.cross_entropy import count_learned
 from lowcomm_node.models.devices import module_of
 from lowcomm_node.models.documents import check_documents
+from lowcomm_node.models.stages import build_stage, shell_of
 from lowcomm_node.system.machine import waited
 from lowcomm_node.system.tasks import Readings
 from lowcomm_node.trainer.optimizer import learning_rate
-from lowcomm_node.trainer.ranks import Ranks
 from lowcomm_node.trainer.rest import Duty
 from lowcomm_node.trainer.shard import Shard, Step
+from lowcomm_node.trainer.team import Team
 from lowcomm_node.trainer.world import ALONE, World
 from lowcomm_protocol.plan import SwarmClock
 from lowcomm_protocol.spec.amendments import SpecTimeline
@@ -59,12 +60,12 @@ class InnerReplica(Shard):
         course: SpecTimeline | None = None,
         base: Sequence[Path] = (),
         moments: str = "fp32",
-        ranks: Ranks | None = None,
+        team: Team | None = None,
         world: World = ALONE,
     ) -> None:
         """``run_id``: of the signed run; None in a simulation. ``course``: its amendments.
         ``base``: the files of weights that an adapter is of. ``moments``: how the optimizer keeps
-        its own. ``ranks``: other processes that it trains with, and ``world``, what we are among
+        its own. ``team``: other processes that it trains with, and ``world``, what we are among
         them."""
         self.peer_id = peer_id
         self.dataset = dataset
@@ -72,7 +73,10 @@ class InnerReplica(Shard):
         self.course = course or SpecTimeline(spec)
         """The settings of training over swarm steps; all else is ``spec``'s."""
         check_documents(spec, dataset.tokenizer)
-        if spec.adapter is not None:
+        stage = None if team is None else team.stage
+        if stage is not None:
+            model = build_stage(spec, stage, device)
+        elif spec.adapter is not None:
             model = adapted(spec.model, spec.adapter, spec.run.seed, base, device)
         elif spec.start.files:  # they or a checkpoint set the weights
             model = family_of(spec.model).blank(spec.model)
@@ -80,10 +84,11 @@ class InnerReplica(Shard):
             model = build_model(spec.model, spec.run.seed)
         if spec.train.document_mask:
             model.separator = dataset.tokenizer.separator
-        whole = dict(trained(model)) if world.shards else {}
+        weights = dict(trained(model)) if world.shards else {}
         if not world.shards:
             model.to(device)
-        super().__init__(model, spec, device, compiled, moments, world)
+        whole = None if stage is None else shell_of(spec)
+        super().__init__(model, spec, device, compiled, moments, world, whole)
         self.stream = stream_of(
             dataset.train, spec, peer_id, lambda: [part.share for part in self.now.data.parts]
         )
@@ -101,10 +106,10 @@ class InnerReplica(Shard):
         self.skipped_in_a_row = 0
         self.unsettled = deque[tuple[int, int, Callable[[], list[float]]]]()
         """Own steps, clock, and a function that waits for loss and norm of the gradient."""
-        self.ranks = ranks
-        if ranks is not None:
-            ranks.begin(self)
-            ranks.load_weights(whole)
+        self.team = team
+        if team is not None:
+            team.begin(self)
+            team.load_weights(weights)
 
     @property
     def now(self) -> RunSpec:
@@ -131,7 +136,7 @@ class InnerReplica(Shard):
         tokens, targets = self.stream.next_batch()
         learned = max(1, int(count_learned(targets)))
         seed = crc32(f"{self.peer_id}:{self.steps}".encode())
-        train = self.train if self.ranks is None else self.ranks.train
+        train = self.train if self.team is None else self.team.train
         figures = train(tokens, targets, Step(self.clock.step, self.rate, learned, seed))
         self.steps += 1
         self.clock.tick()
@@ -156,40 +161,40 @@ class InnerReplica(Shard):
 
     def total_loss(self, tokens: Tensor, targets: Tensor) -> float:
         """The sum of the losses of windows, each by its share of learned tokens."""
-        if self.ranks is not None:
-            return self.ranks.total_loss(tokens, targets)
+        if self.team is not None:
+            return self.team.total_loss(tokens, targets)
         return self.loss_here(tokens, targets)
 
     # weights and moments in host memory, wherever they are
 
     def all_weights(self, copied: bool = True) -> dict[str, Tensor]:
         """All weights by name. Without ``copied`` the next step may change them."""
-        if self.ranks is not None:
-            return self.ranks.weights()
+        if self.team is not None:
+            return self.team.weights()
         return {name: one.detach().to("cpu", copy=copied) for name, one in self.weights.items()}
 
     def all_moments(self, copied: bool = True) -> dict[str, Tensor]:
         """All moments of the optimizer, as ``InnerOptimizer.moments``."""
-        return self.optimizer.moments(copied) if self.ranks is None else self.ranks.moments()
+        return self.optimizer.moments(copied) if self.team is None else self.team.moments()
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Replace all weights."""
-        if self.ranks is not None:
-            self.ranks.load_weights(weights)
+        if self.team is not None:
+            self.team.load_weights(weights)
             return
         for name, one in weights.items():
             self.weights[name].copy_(one)
 
     def load_moments(self, moments: Mapping[str, Tensor]) -> None:
         """Replace all moments. Raises CheckpointError for values that no training reaches."""
-        (self.optimizer.restore if self.ranks is None else self.ranks.load_moments)(moments)
+        (self.optimizer.restore if self.team is None else self.team.load_moments)(moments)
 
     @torch.no_grad()
     def whole_model(self) -> Model:
         """The model, to write with: of a sharded one a copy in host memory."""
         if not self.world.shards:
-            return self.model
+            return self.model  # which computes with all stages
         model, weights = family_of(self.spec.model).blank(self.spec.model), self.all_weights()
         for name, one in trained(model).items():
             one.copy_(weights[name])

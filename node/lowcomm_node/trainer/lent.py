@@ -1,7 +1,7 @@
 """Other machines of the owner compute gradients for a trainer: replicas on a local network.
 
-    trainer ──weights, windows──► worker on a lender     every step, to each machine its windows
-            ◄──loss, gradients───
+    trainer ──weights, windows──► worker on a lender (``worker.py``)   every step, to each machine
+            ◄──loss, gradients───                                      its windows
 
 A worker has neither text nor optimizer nor slow weights: only the trainer knows peers, and moves
 weights. So nothing is lost with a worker. If it is gone or late, its windows are computed here in
@@ -11,88 +11,35 @@ Each machine gets as many windows as let all of them end at the same time, from 
 the line between have taken. Where a line costs more than a machine brings, that is none.
 """
 
-import json
 import socket
-import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from queue import Empty, Queue
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.models.adapters import allocated
-from lowcomm_node.models.base import Model, computing, family_of, trained
-from lowcomm_node.models.devices import choose_device
-from lowcomm_node.node.messages import LenderFigures, is_foreseen, text_of
-from lowcomm_node.system.command import die_with_parent, end
-from lowcomm_node.trainer import memory
-from lowcomm_node.trainer.gpu import loss_of, use
-from lowcomm_node.trainer.micro_batch import Gradient
-from lowcomm_protocol.spec.run import RunSpec, parse_canonical
+from lowcomm_node.models.base import Model, trained
+from lowcomm_node.node.messages import LenderFigures
+from lowcomm_node.trainer.wire import PATIENCE, Wire, connect
+from lowcomm_protocol.spec.run import RunSpec
 
-MAX_LINE = 1 << 20
-"""Bytes of a line: the specification is one."""
 RETRY = 10.0
 """Seconds between two tries to reach a lender."""
-PATIENCE = 600.0
-"""Seconds without a byte after which a lender counts as gone: its first answer may take long."""
 LATE, LATE_SECONDS = 2.0, 1.0
 """A lender is late once a step takes this many times as long as it should, and we have waited this
 many seconds."""
 REST = 50
 """A machine that gets no windows is measured again after this many times what one takes there."""
-PIECE_BYTES = 1 << 20
-"""Bytes that are sent at once: each such piece may take ``PATIENCE``."""
 KEPT = 0.8
 """Share of a smoothed time that the next step leaves."""
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor of host memory, as they lie there."""
-    whole: Any = tensor.view(-1).view(torch.uint8).numpy()
-    return memoryview(whole)
-
-
-class Wire:
-    """Lines of JSON, and tensors whose shapes both ends know, over a socket."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._read: Any = sock.makefile("rb")
-
-    def send(self, line: Mapping[str, Any], tensors: Iterable[Tensor] = ()) -> None:
-        """Raises OSError."""
-        self._sock.sendall(json.dumps(line).encode() + b"\n")
-        for one in tensors:
-            if one.numel():
-                data = _bytes_of(one.detach().cpu().contiguous())
-                for start in range(0, len(data), PIECE_BYTES):
-                    self._sock.sendall(data[start : start + PIECE_BYTES])
-
-    def read(self) -> Any:
-        """The next line; None at the end. Raises OSError, ValueError."""
-        line = self._read.readline(MAX_LINE)
-        return json.loads(line) if line.endswith(b"\n") else None
-
-    def read_exactly(self, tensors: Iterable[Tensor]) -> None:
-        """Fill contiguous tensors of host memory. Raises OSError, LinkLost."""
-        for one in tensors:
-            if not one.numel():
-                continue
-            left = _bytes_of(one)
-            while left:
-                count = self._read.readinto(left)
-                if not count:
-                    raise LinkLost("the connection ended in the middle of a step")
-                left = left[count:]
 
 
 def untrained(model: Model) -> list[tuple[Tensor, torch.dtype]]:
@@ -103,9 +50,6 @@ def untrained(model: Model) -> list[tuple[Tensor, torch.dtype]]:
     # A processor keeps frozen weights in fp32, a GPU in bf16, of which their values are.
     frozen = [(one, torch.bfloat16) for one in model.parameters() if not one.requires_grad]
     return [*frozen, *((one, one.dtype) for one in model.buffers())]
-
-
-# the trainer's side
 
 
 @dataclass
@@ -207,22 +151,12 @@ class Lent:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                with self._connected() as sock:
+                with connect(self._path) as sock:
                     self._work(sock, Wire(sock))
             except (OSError, ValueError, LinkLost) as error:
                 self.why_away = str(error) or type(error).__name__
             self._refuse()
             self._stopped.wait(RETRY)
-
-    def _connected(self) -> socket.socket:
-        """A socket to its worker. Raises LinkLost, OSError."""
-        with socket.socket(socket.AF_UNIX) as asked:
-            asked.settimeout(PATIENCE)
-            asked.connect(self._path if self._path.startswith("/") else f"\0{self._path}")
-            reason, descriptors, _, _ = socket.recv_fds(asked, MAX_LINE, 1)
-        if not descriptors:
-            raise LinkLost(reason.decode(errors="replace") or "the daemon has no link to it")
-        return socket.socket(fileno=descriptors[0])
 
     def _work(self, sock: socket.socket, wire: Wire) -> None:
         sock.settimeout(PATIENCE)
@@ -355,85 +289,3 @@ class Lenders:
         """End all connections."""
         for one in self.machines:
             one.stop()
-
-
-# the lender's side
-
-
-def work(wire: Wire, device: torch.device, max_bytes: int | None) -> None:
-    """Compute gradients until the trainer is gone. Raises ConfigError, LinkLost, OSError."""
-    order = wire.read()
-    if order is None:
-        return
-    spec = parse_canonical(order["spec"])
-    gradient, model = _built(spec, device, max_bytes, wire)
-    model.separator = order["separator"]
-    weights = list(trained(model).values())
-    received = [torch.empty(one.shape) for one in weights]
-    wire.send({"here": True})
-    while (order := wire.read()) is not None:
-        shape = order["windows"]
-        batch = [torch.empty(shape, dtype=torch.int32) for _ in range(2)]
-        wire.read_exactly([*received, *batch])
-        began = monotonic()
-        with torch.no_grad():
-            for weight, came in zip(weights, received, strict=True):
-                weight.copy_(came)
-                weight.grad = None
-        if model.draws:
-            torch.manual_seed(order["seed"])
-        tokens, targets = (one.long().to(device) for one in batch)
-        loss = float(gradient.of(tokens, targets, max(1, order["learned"])))
-        slopes = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
-        wire.send({"loss": loss, "seconds": monotonic() - began}, slopes)
-
-
-def _built(
-    spec: RunSpec, device: torch.device, max_bytes: int | None, wire: Wire
-) -> tuple[Gradient, Model]:
-    family_of(spec.model).check(spec.model)
-    limit = None if max_bytes is None else max_bytes / memory.GIB
-    _, cut = memory.check_memory(spec, device, limit, exchanges=0)
-    if spec.adapter is not None:
-        model = allocated(spec.model, spec.adapter, device)
-    else:
-        model = family_of(spec.model).blank(spec.model).to(device)
-    with torch.no_grad():
-        for one, form in untrained(model):
-            came = torch.empty(one.shape, dtype=form)
-            wire.read_exactly([came])
-            one.copy_(came)
-    loss = loss_of(model, compiled=False)
-
-    def loss_here(tokens: Tensor, targets: Tensor) -> Tensor:
-        with computing(device):
-            return loss(tokens, targets)
-
-    gradient = Gradient(model, loss_here, spec.train.batch)
-    gradient.cut = cut
-    return gradient, model
-
-
-def main() -> NoReturn:
-    """Entry of a worker: settings of the lender as JSON at its standard input, and the descriptor
-    of a socket to the trainer as its last argument."""
-    die_with_parent()
-    own = json.load(sys.stdin)
-    with socket.socket(fileno=int(sys.argv[-1])) as sock:
-        wire = Wire(sock)
-        try:
-            device = choose_device(own.get("device") or "auto")
-            use(device)
-            work(wire, device, own.get("max_memory_bytes"))
-        except Exception as error:
-            if not is_foreseen(error):
-                raise
-            print(text_of(error), file=sys.stderr)
-            with suppress(OSError):
-                wire.send({"failed": text_of(error)})
-            end(1)
-    end(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -107,8 +107,8 @@ class TrainerLoop:
         """End the threads beside the loop, once their work is done, and other ranks."""
         for executor in (self._coder, self._writer):
             executor.shutdown()
-        if self._exchanges is not None and self.replica.ranks is not None:
-            self.replica.ranks.stop()
+        if self._exchanges is not None and self.replica.team is not None:
+            self.replica.team.stop()
         if self._exchanges is not None and self.replica.lenders is not None:
             self.replica.lenders.stop()
 
@@ -289,7 +289,7 @@ class TrainerLoop:
             self._settle()
             with self._waits.during("save"):
                 self._states.save()
-            if replica.ranks is not None and (device := replica.ranks.returned()):
+            if replica.team is not None and (device := replica.team.returned()):
                 raise TrainerError(f"{device} can be used again: the trainer starts anew with it.")
         self._report_if_finished()
 
@@ -333,6 +333,7 @@ class TrainerLoop:
     def _report_step(self, outcome: StepOutcome, seconds: float) -> None:
         replica, swarm_step = self.replica, outcome.swarm_step
         now, cut = replica.course.at(swarm_step), replica.gradient.cut
+        helpers = replica.lenders or replica.team
         self._pipe.tell(
             messages.InnerStepTaken(
                 swarm_step=swarm_step,
@@ -346,14 +347,14 @@ class TrainerLoop:
                 micro_batch=cut.windows,
                 activation_checkpointing=cut.recompute,
                 computing=round(self._computing, 3),
-                lenders=() if replica.lenders is None else replica.lenders.figures(),
+                lenders=() if helpers is None else helpers.figures(),
                 waited={why: round(spent, 3) for why, spent in self._waits.seconds.items()},
             )
         )
 
-    def _report_lost(self, reason: str) -> None:
-        """Another rank has died; the daemon ends this one, which may wait for it."""
-        self._pipe.tell(messages.TrainerFailed(reason=reason, kind=FailureKind.DIED))
+    def _report_lost(self, kind: FailureKind, reason: str) -> None:
+        """Another process has died; the daemon ends this one, which may wait for it."""
+        self._pipe.tell(messages.TrainerFailed(reason=reason, kind=kind))
 
     def _report_skipped(self, outcome: StepOutcome) -> None:
         row, steps = self.replica.skipped_in_a_row, outcome.steps

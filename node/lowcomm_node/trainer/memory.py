@@ -13,7 +13,7 @@ import torch
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.adapters import footprint_of
-from lowcomm_node.models.base import Footprint, family_of
+from lowcomm_node.models.base import Footprint, Stage, family_of
 from lowcomm_node.models.cross_entropy import chunk_tokens
 from lowcomm_node.models.devices import memory_on, module_of, shares_memory
 from lowcomm_node.system.machine import can_compile, memory_of_machine
@@ -58,6 +58,9 @@ DEVICE_VECTORS = 4
 GATHERED_BLOCKS, GATHERED_OTHERS = 3, 2
 """What each of several GPUs has of a sharded model beside its rows: a block that computes, the next
 one, and its gradient; embedding and head, and their gradient."""
+STAGE_VECTORS = 4
+"""Vectors of a stage for what comes and goes: slow weights and captured ones of a merge, and a copy
+of each on its way."""
 MUON_VECTORS = 5
 """Copies of all matrices of one shape while Muon moves them (optimizer.py)."""
 BETWEEN = 1.1
@@ -90,27 +93,35 @@ def estimate_memory(
     compiled: bool = False,
     form: str = "fp32",
     ranks: int = 1,
+    stage: Stage | None = None,
 ) -> MemoryEstimate:
     """Memory of training with at most ``exchanges`` under way at once.
 
     ``cut``: how a step goes through the model; None for the whole batch at once. ``compiled``:
     whether this process compiles kernels that later ones find on the disk. ``form``: of moments.
-    ``ranks``: GPUs that share the work; the outcome is of the fullest of them.
+    ``ranks``: GPUs that share the work; the outcome is of the fullest of them. ``stage``: what this
+    machine holds where several hold the model; the one with what is outside of the blocks
+    exchanges.
     """
     cut = cut or Cut(spec.train.batch)
-    model = _with_masks(footprint_of(spec), spec, gpu)
-    fragment, context = -(-model.parameters // spec.sync.fragments), spec.model.context
-    moments, slow = moments_bytes(spec, form), 0 if is_mapped(spec) else slow_bytes(spec)
+    model, whole = _with_masks(footprint_of(spec, stage), spec, gpu), footprint_of(spec)
+    fragment, context = -(-whole.parameters // spec.sync.fragments), spec.model.context
+    moments = _moments_of(model, spec.train, form)
+    exchanging = stage is None or stage.outside
+    slow = slow_bytes(spec) if exchanging and not is_mapped(spec) else 0
     # Copies of weights and moments for a checkpoint and for joiners, and the slow weights that
-    # merges replace meanwhile; of a GPU's pieces alone where they are many.
+    # merges replace meanwhile; of a GPU's pieces alone where they are many. Those of stages are in
+    # files where slow weights are.
     volatile = volatile_bytes(spec)
     unpacked = 0 if form == "fp32" else moments_bytes(spec)
-    states = (2 * volatile if gpu or volatile <= COPIED else unpacked) + slow
+    if stage is None:
+        states = (2 * volatile if gpu or volatile <= COPIED else unpacked) + slow
+    else:
+        states = 2 * volatile + slow if exchanging and not is_mapped(spec) else 0
     # An optimizer moves weights when the activations are gone.
     moving = _muon_scratch(model, spec.train, gpu)
     if form != "fp32":
-        largest = max(model.others, *(rows * columns for rows, columns in model.matrices), 1)
-        moving += VECTORS * FLOAT * min(SLICE, largest)
+        moving += VECTORS * FLOAT * min(SLICE, _largest(model))
     activations = max(0, _activations(spec, model, gpu, states, cut) - moving)
     frozen = model.packed_bytes + (FLOAT // 2 if gpu else FLOAT) * model.frozen
     shards, gathered = ranks if spec.adapter is None else 1, 0
@@ -125,8 +136,10 @@ def estimate_memory(
     }
     keeping = {"slow weights and momentum": slow, "checkpoint and state for joiners": states}
     # Vectors of fragments and slots are mapped one by one: there are no gaps between them.
-    mapped = {"exchanges": _exchanges(spec, model, exchanges)}
-    programs = DAEMON + (COMPILING if compiled else 0)
+    mapped = {"exchanges": _exchanges(spec, whole, exchanges) if exchanging else 0}
+    if stage is not None:
+        mapped["vectors on their way"] = STAGE_VECTORS * FLOAT * max(fragment, _largest(model))
+    programs = (DAEMON if exchanging else 0) + (COMPILING if compiled else 0)
     if not gpu:
         training = {name: ranks * size for name, size in training.items()}
         programs += TRAINER + (ranks - 1) * RANK
@@ -134,7 +147,8 @@ def estimate_memory(
         return MemoryEstimate(host, device={})
     # Where the copies of a fragment do not fit, training waits for slower ones.
     # Several GPUs merge through host memory.
-    copies = DEVICE_VECTORS * FLOAT * fragment if kind_of(spec.sync) and ranks == 1 else 0
+    several = ranks > 1 or stage is not None
+    copies = DEVICE_VECTORS * FLOAT * fragment if kind_of(spec.sync) and not several else 0
     return MemoryEstimate(
         host={"programs": programs + ranks * CUDA_TRAINER, **_with_gaps(keeping), **mapped},
         device={"programs": CUDA_DEVICE, **_with_gaps(training | {"captures and merges": copies})},
@@ -181,10 +195,19 @@ def volatile_bytes(spec: RunSpec) -> int:
 
 def moments_bytes(spec: RunSpec, form: str = "fp32") -> int:
     """Bytes of the moments of the inner optimizer, kept in this form."""
-    model, moments = footprint_of(spec), 2
-    of_matrices = 1 if spec.train.optimizer == "muon" else moments
+    return _moments_of(footprint_of(spec), spec.train, form)
+
+
+def _moments_of(model: Footprint, train: TrainSettings, form: str) -> int:
+    moments = 2
+    of_matrices = 1 if train.optimizer == "muon" else moments
     values = moments * model.others + of_matrices * model.in_matrices
     return int(BITS[form] / 8 * values)
+
+
+def _largest(model: Footprint) -> int:
+    """Values of the largest tensor, at most."""
+    return max(model.others, *(rows * columns for rows, columns in model.matrices), 1)
 
 
 def _with_masks(model: Footprint, spec: RunSpec, gpu: bool) -> Footprint:
@@ -205,9 +228,13 @@ def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
     """Matrices of one shape are moved together, on a GPU as many as keep it busy."""
     if train.optimizer != "muon":
         return 0
-    most = max(
-        rows * columns * min(count, together(rows * columns, gpu) or count)
-        for (rows, columns), count in model.matrices.items()
+    most = (
+        max(
+            rows * columns * min(count, together(rows * columns, gpu) or count)
+            for (rows, columns), count in model.matrices.items()
+        )
+        if model.matrices
+        else 0
     )
     return MUON_VECTORS * FLOAT * most
 
@@ -300,12 +327,14 @@ def check_memory(
     choices: StepChoices = StepChoices(),
     compiled: bool = False,
     ranks: int = 1,
+    stage: Stage | None = None,
 ) -> tuple[MemoryEstimate, Cut]:
     """Memory of training, with the largest micro-batch that is estimated to fit.
 
     Limits are in GiB. ``exchanges``: how many may be under way at once; ``compiled``: whether this
-    process has compiled kernels; ``ranks``: GPUs that share the work. Raises ConfigError if even
-    the smallest micro-batch takes more memory than is free, or than the owner allows.
+    process has compiled kernels; ``ranks``: GPUs that share the work; ``stage``: what this machine
+    holds. Raises ConfigError if even the smallest micro-batch takes more memory than is free, or
+    than the owner allows.
     """
     gpu = device.type != "cpu"
     shared = gpu and shares_memory(device)
@@ -318,7 +347,14 @@ def check_memory(
         vram = vram if max_vram is None else min(vram, int(max_vram * GIB))
 
     estimated = partial(
-        estimate_memory, spec, gpu, exchanges, compiled=compiled, form=choices.moments, ranks=ranks
+        estimate_memory,
+        spec,
+        gpu,
+        exchanges,
+        compiled=compiled,
+        form=choices.moments,
+        ranks=ranks,
+        stage=stage,
     )
 
     def fits(cut: Cut) -> bool:

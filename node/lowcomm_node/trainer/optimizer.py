@@ -229,15 +229,19 @@ class InnerOptimizer:
         device: torch.device,
         moments: str = "fp32",
         world: World = ALONE,
+        whole: Model | None = None,
     ) -> None:
-        """``moments``: how they are kept between steps (moments.py)."""
+        """``moments``: how they are kept between steps (moments.py). ``whole``: the model of which
+        this one is a stage, shapes alone."""
         self.weights = held(model)
         """What this process holds of each trained weight."""
-        by_muon = {
-            name: one.shape
-            for name, one in trained(model).items()
+        self._names = tuple(trained(whole or model))
+        self._by_muon = {
+            name
+            for name, one in trained(whole or model).items()
             if train.optimizer == "muon" and one.ndim == 2 and model.place_of(name).role == "block"
         }
+        by_muon = {name: one.shape for name, one in trained(model).items() if name in self._by_muon}
         others = [weight for name, weight in self.weights.items() if name not in by_muon]
         self._adamw = AdamW(others, train, moments, world)
         self._parts: list[AdamW | BatchedMuon] = [self._adamw]
@@ -276,7 +280,18 @@ class InnerOptimizer:
 
     def has_second(self, name: str) -> bool:
         """Whether AdamW, which keeps a second moment, updates a weight."""
-        return self._part_of[name] is self._adamw
+        return name not in self._by_muon
+
+    def _first_of(self, name: str) -> str:
+        return (AdamW if self.has_second(name) else BatchedMuon).MOMENTS[0]
+
+    def kept(self) -> list[str]:
+        """Names of ``moments``."""
+        return [
+            f"{name}.{key}"
+            for name, weight in self.weights.items()
+            for key in self._part_of[name].state.get(weight, {})
+        ]
 
     @property
     def steps(self) -> int:
@@ -295,15 +310,15 @@ class InnerOptimizer:
         """First and second of some ``moments`` by weight; empty where there are none."""
         if not moments:
             return {}, {}
-        names, second = self.weights, AdamW.MOMENTS[1]
-        first = {name: moments[f"{name}.{self._part_of[name].MOMENTS[0]}"] for name in names}
+        names, second = self._names, AdamW.MOMENTS[1]
+        first = {name: moments[f"{name}.{self._first_of(name)}"] for name in names}
         return first, {name: moments[f"{name}.{second}"] for name in names if self.has_second(name)}
 
     def moments_of(
         self, first: Mapping[str, Tensor], second: Mapping[str, Tensor], steps: int
     ) -> dict[str, Tensor]:
         """The reverse, for moments of others after ``steps`` steps."""
-        moments = {f"{name}.{self._part_of[name].MOMENTS[0]}": one for name, one in first.items()}
+        moments = {f"{name}.{self._first_of(name)}": one for name, one in first.items()}
         for name, value in second.items():
             moments[f"{name}.{AdamW.MOMENTS[1]}"] = value
             moments[f"{name}.step"] = torch.tensor(float(steps))

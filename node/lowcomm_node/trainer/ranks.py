@@ -4,13 +4,11 @@
           └──────── vectors in shared memory ────┘  a fragment or a weight, each copies its rows
 
 Ranks other than 0 know neither text nor peers nor slow weights. Rank 0 sends each its windows of a
-batch. Between two steps it has them copy what they hold to its place in a vector that all share,
-and back: the vector is that of one process, so exchanges, checkpoints and states for joiners are,
-too. A rank that dies ends the trainer, which goes on from its newest checkpoint.
+batch. What all do between two steps (``team.py``) goes through vectors in memory that they share. A
+rank that dies ends the trainer, which goes on from its newest checkpoint.
 """
 
 import json
-import mmap
 import os
 import signal
 import socket
@@ -35,16 +33,14 @@ from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.models.adapters import adapted
 from lowcomm_node.models.base import Model, family_of
 from lowcomm_node.models.devices import card_of, choose_device
-from lowcomm_node.node.ipc import create_file
 from lowcomm_node.node.messages import TrainingDevice, is_foreseen, text_of
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.command import die_with_parent, end
 from lowcomm_node.trainer import memory
 from lowcomm_node.trainer.gpu import prepare, use
-from lowcomm_node.trainer.micro_batch import Cut
-from lowcomm_node.trainer.shard import WEIGHTS, Ranges, Shard, Step
+from lowcomm_node.trainer.shard import Shard, Step
+from lowcomm_node.trainer.team import Board, Rank, Team, values_of
 from lowcomm_node.trainer.world import World
-from lowcomm_protocol.plan import Fragment, Slice
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical
 
 DEADLINE = 600.0
@@ -53,8 +49,6 @@ END_DEADLINE, REASON_DEADLINE = 10.0, 2.0
 """Seconds for a rank to end, and to learn why one did."""
 RETRY = 600.0
 """Seconds between two tries of a device that was lost."""
-VECTORS = 2
-"""In shared memory: a merge takes slow weights and captured ones."""
 SIDES = {"cpu": 256}
 SIDE = 2048
 """Rows of the matrices by which devices are compared: a product takes about a millisecond."""
@@ -80,77 +74,6 @@ class Orders:
     moments: str = "fp32"
     threads: int = 1
     max_vram: float | None = None
-
-
-class Board:
-    """Vectors of float32 in memory that all ranks share."""
-
-    def __init__(self, descriptor: int, values: int) -> None:
-        size = 4 * VECTORS * max(1, values)
-        if os.fstat(descriptor).st_size < size:
-            os.ftruncate(descriptor, size)
-        whole = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.float32)
-        self._vectors = whole.view(VECTORS, -1)
-
-    def vector(self, numel: int, number: int = 0) -> Tensor:
-        """The beginning of a vector."""
-        return self._vectors[number, :numel]
-
-
-def values_of(shard: Shard) -> int:
-    """Values of the largest fragment or weight."""
-    shapes = (shape.numel() for shape in shard.shapes.values())
-    return max(*(one.numel for one in shard.plan.fragments), *shapes)
-
-
-def whole_of(shard: Shard, name: str) -> Fragment:
-    """A weight, as if it were a fragment."""
-    shape = shard.shapes[name]
-    return Fragment(0, (Slice(name, 0, shape[0], shape.numel()),))
-
-
-class Rank:
-    """What each rank does between and in steps, rank 0 among them."""
-
-    def __init__(self, shard: Shard, board: Board) -> None:
-        self.shard = shard
-        self._board = board
-        self._restored: dict[str, Tensor] = {}
-
-    def take(self, order: Mapping[str, Any], windows: Sequence[Tensor] = ()) -> Any:
-        """Do what all ranks do; the answer."""
-        name, shard = order["do"], self.shard
-        if windows:
-            tokens, targets = windows
-            if name == "evaluate":
-                return shard.loss_here(tokens, targets)
-            shard.gradient.cut = Cut(*order["cut"])
-            return shard.train(tokens, targets, Step(**order["step"]))
-        if name == "merge":
-            part, ranges = shard.plan.fragments[order["fragment"]], order["ranges"]
-            slow, captured = (self._board.vector(part.numel, number) for number in range(VECTORS))
-            return shard.merge_rows(part, ranges, slow, captured)
-        if name == "keep":
-            return shard.keep_merged(order["keep"])
-        if name == "restore":
-            steps = {f"{name}.step": torch.tensor(steps) for name, steps in order["steps"].items()}
-            restored, self._restored = self._restored | steps, {}
-            return shard.optimizer.restore(restored)
-        kind = order["kind"]
-        if "weight" in order:
-            weight = order["weight"]
-            part = whole_of(shard, weight)
-            if kind == WEIGHTS:
-                held = shard.weights
-            elif name == "write out":
-                held = {weight: shard.optimizer.moment(weight, kind)}
-            else:
-                empty = torch.empty(shard.weights[weight].shape)
-                held = {weight: self._restored.setdefault(f"{weight}.{kind}", empty)}
-        else:
-            part, held = shard.plan.fragments[order["fragment"]], shard.weights
-        copy = shard.write_out if name == "write out" else shard.read_in
-        return copy(held, part, self._board.vector(part.numel))
 
 
 class Follower:
@@ -247,8 +170,8 @@ class Follower:
             self._on_lost(reason)
 
 
-class Ranks:
-    """All ranks of a replica; what is called here, all of them do."""
+class Ranks(Team):
+    """All ranks of a replica: the processes of the devices of one machine."""
 
     def __init__(
         self, devices: Sequence[str], folder: Path, on_lost: Callable[[str], None]
@@ -258,10 +181,8 @@ class Ranks:
         ``folder``: of this run alone. ``on_lost`` is called, on another thread, if one ends by
         itself. Raises ConfigError or RuntimeError if none can be used.
         """
-        self._descriptor = create_file()
+        super().__init__()
         self._meeting = folder / "ranks"
-        self.lost: dict[str, str] = {}
-        """Devices that can't be used, and why."""
         started = [
             Follower(one, self._descriptor, rank, on_lost)
             for rank, one in enumerate(devices[1:], start=1)
@@ -299,8 +220,6 @@ class Ranks:
         return one.device not in self.lost
 
     def returned(self) -> str:
-        """A device that was lost and can be used again; empty if there is none. To be called again
-        and again: now and then it begins to try."""
         for one in self._tries:
             if (is_here := one.is_here) is None:
                 return ""
@@ -325,78 +244,20 @@ class Ranks:
             self.world.join(device, self._meeting)
         return self.world
 
-    def begin(self, shard: Shard) -> None:
-        """Do what is called from now on with this shard, too."""
-        self._shard, self._board = shard, Board(self._descriptor, values_of(shard))
-        self._rank = Rank(shard, self._board)
-
     def stop(self) -> None:
-        """End all of the others."""
         for one in (*self._followers, *self._tries):
             one.stop()
         self.world.leave()
-        os.close(self._descriptor)
+        super().stop()
         self._meeting.unlink(missing_ok=True)
 
     def train(self, tokens: Tensor, targets: Tensor, step: Step) -> Callable[[], list[float]]:
-        """``Shard.train`` of a whole batch."""
         cut = self._shard.gradient.cut
         order = {"do": "step", "step": asdict(step), "cut": [cut.windows, cut.recompute]}
         return self._send(order, (tokens, targets))
 
     def total_loss(self, tokens: Tensor, targets: Tensor) -> float:
-        """``Shard.loss_here`` of all windows."""
         return sum(self._all({"do": "evaluate"}, (tokens, targets)))
-
-    def gather(self, fragment: Fragment, out: Tensor) -> None:
-        """Copy a fragment of the weights into a vector."""
-        self._all({"do": "write out", "kind": WEIGHTS, "fragment": fragment.index})
-        out.copy_(self._board.vector(fragment.numel))
-
-    def merge(self, fragment: Fragment, ranges: Ranges, phi: Tensor, captured: Tensor) -> bool:
-        """Merge new slow weights into the weights; False if not finite: they are as before."""
-        for number, one in enumerate((phi, captured)):
-            self._board.vector(fragment.numel, number).copy_(one)
-        order = {"do": "merge", "fragment": fragment.index, "ranges": list(ranges)}
-        finite = all(self._all(order))
-        self._all({"do": "keep", "keep": finite})
-        return finite
-
-    def weights(self) -> dict[str, Tensor]:
-        """All weights, in host memory."""
-        return {name: self._whole(WEIGHTS, name) for name in self._shard.weights}
-
-    def moments(self) -> dict[str, Tensor]:
-        """All moments, as ``InnerOptimizer.moments``."""
-        return {
-            name: one if name.endswith(".step") else self._whole(*reversed(name.rsplit(".", 1)))
-            for name, one in self._shard.optimizer.moments(copied=False).items()
-        }
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace all weights."""
-        for name, one in weights.items():
-            self._place(WEIGHTS, name, one)
-
-    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
-        """Replace all moments. Raises CheckpointError."""
-        steps = {}
-        for key, one in moments.items():
-            name, _, kind = key.rpartition(".")
-            if kind == "step":
-                steps[name] = float(one)
-            else:
-                self._place(kind, name, one)
-        self._all({"do": "restore", "steps": steps})
-
-    def _whole(self, kind: str, name: str) -> Tensor:
-        self._all({"do": "write out", "kind": kind, "weight": name})
-        shape = self._shard.shapes[name]
-        return self._board.vector(shape.numel()).view(shape).clone()
-
-    def _place(self, kind: str, name: str, one: Tensor) -> None:
-        self._board.vector(one.numel()).copy_(one.detach().reshape(-1))
-        self._all({"do": "read in", "kind": kind, "weight": name})
 
     def _send(self, order: dict[str, Any], windows: Sequence[Tensor] = ()) -> Any:
         """Have all ranks begin with an order; our own answer."""

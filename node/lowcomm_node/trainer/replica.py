@@ -45,7 +45,8 @@ from lowcomm_node.trainer.inner import InnerReplica
 from lowcomm_node.trainer.judging import Judge
 from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
 from lowcomm_node.trainer.optimizer import learning_rate
-from lowcomm_node.trainer.ranks import Ranks
+from lowcomm_node.trainer.pipeline import Pipeline
+from lowcomm_node.trainer.team import Team
 from lowcomm_node.trainer.world import ALONE, World
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, nearby
 from lowcomm_protocol.errors import CodecError
@@ -88,12 +89,12 @@ class Replica(InnerReplica):
         course: SpecTimeline | None = None,
         base: Sequence[Path] = (),
         moments: str = "fp32",
-        ranks: Ranks | None = None,
+        team: Team | None = None,
         world: World = ALONE,
     ) -> None:
         """Build it with the weights of the run's seed; arguments are those of InnerReplica."""
         super().__init__(
-            spec, peer_id, dataset, device, compiled, run_id, course, base, moments, ranks, world
+            spec, peer_id, dataset, device, compiled, run_id, course, base, moments, team, world
         )
         numels = [fragment.numel for fragment in self.plan.fragments]
         self.schedule = SyncSchedule(spec.sync.interval, [FragmentProgress() for _ in numels])
@@ -129,14 +130,16 @@ class Replica(InnerReplica):
         self.directions = judging.Directions()
         """Whether the progress of others points along ours."""
         self._outer = spec.sync.outer_settings
-        self.copies = gpu.Copies(device) if ranks is None and copies_beside(device) else None
+        self.copies = gpu.Copies(device) if team is None and copies_beside(device) else None
         """Copies that no inner step waits for; None where the device has none beside its work."""
         self.merges_there = self.copies is not None and gpu.merges_alike(device, self._outer)
         """Whether the device merges; else the host does while training waits."""
 
     def begin_with(self, files: Sequence[Path]) -> None:
         """Take the weights of files. Raises ConfigError if they hold another model."""
-        if self.world.shards:
+        if isinstance(self.team, Pipeline):
+            self.team.read_files(files)
+        elif self.world.shards:
             whole = family_of(self.spec.model).blank(self.spec.model)
             load_weights(whole, files)
             self.load_weights(dict(trained(whole)))
@@ -157,8 +160,8 @@ class Replica(InnerReplica):
         """A copy of one fragment of the fast weights: flat, float32, in ``out`` or host memory."""
         if out is None:
             out = torch.empty(self.plan.fragments[fragment].numel, dtype=torch.float32)
-        if self.ranks is not None:
-            self.ranks.gather(self.plan.fragments[fragment], out)
+        if self.team is not None:
+            self.team.gather(self.plan.fragments[fragment], out)
         else:
             gather(self.plan.fragments[fragment], self.weights, out)
         return out
@@ -471,8 +474,8 @@ class Replica(InnerReplica):
     ) -> bool:
         """Bring new slow weights into the fast ones; False if not finite: they are as before."""
         part = self.plan.fragments[fragment]
-        if self.ranks is not None:
-            return self.ranks.merge(part, capture.merged, phi, capture.theta)
+        if self.team is not None:
+            return self.team.merge(part, capture.merged, phi, capture.theta)
         in_host = self.device.type == "cpu" and self.copies is None
         if in_host and list(capture.merged) == [(0, capture.numel)]:
             pairs = paired(part, self.weights, capture.theta)

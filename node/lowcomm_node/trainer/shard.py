@@ -21,7 +21,7 @@ from lowcomm_node.trainer.gpu import loss_of
 from lowcomm_node.trainer.lent import Lenders
 from lowcomm_node.trainer.micro_batch import Gradient
 from lowcomm_node.trainer.optimizer import InnerOptimizer
-from lowcomm_node.trainer.world import ALONE, World, local, pairs_held
+from lowcomm_node.trainer.world import ALONE, World, local, pairs_held, rows_of
 from lowcomm_protocol.exchange import outer
 from lowcomm_protocol.plan import Fragment, plan_fragments
 from lowcomm_protocol.spec.run import RunSpec
@@ -55,13 +55,16 @@ class Shard:
         compiled: bool | None = None,
         moments: str = "fp32",
         world: World = ALONE,
+        whole: Model | None = None,
     ) -> None:
-        """``moments``: how the optimizer keeps its own."""
+        """``moments``: how the optimizer keeps its own. ``whole``: the model of which ours is a
+        stage, shapes alone; None where it is the whole one."""
         self.model, self.spec, self.device, self.world = model, spec, device, world
-        self.plan = plan_fragments(tensor_specs(model), spec.sync.fragments, spec.sync.pattern)
-        self.shapes = {name: one.shape for name, one in trained(model).items()}
+        specs = tensor_specs(whole or model)
+        self.plan = plan_fragments(specs, spec.sync.fragments, spec.sync.pattern)
+        self.shapes = {name: one.shape for name, one in trained(whole or model).items()}
         """Of whole weights."""
-        self.rows = {name: world.rows_of(shape[0]) for name, shape in self.shapes.items() if shape}
+        self.rows = rows_of(model, self.shapes, world)
         """Which rows of each weight this process holds."""
         # A model that has no parts to compile is compiled as a whole, which can't be sharded.
         may = compiles(device) if compiled is None else compiled
@@ -69,7 +72,7 @@ class Shard:
         if world.shards:
             world.shard(model, device)
             self.loss = model.loss
-        self.optimizer = InnerOptimizer(model, spec.train, device, moments, world)
+        self.optimizer = InnerOptimizer(model, spec.train, device, moments, world, whole)
         self.weights: dict[str, Tensor] = self.optimizer.weights
         """Those that are trained; of several processes each has its rows."""
         self.gradient = Gradient(model, self._loss_of, spec.train.batch)

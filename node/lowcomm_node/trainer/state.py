@@ -46,7 +46,7 @@ class _Counters(BaseModel):
 
 def is_copied(replica: Replica) -> bool:
     """Whether weights and moments are copied before they are written. A GPU's always are."""
-    if replica.device.type != "cpu" or replica.ranks is not None:
+    if replica.device.type != "cpu" or replica.team is not None:
         return True
     return memory.volatile_bytes(replica.spec) <= memory.COPIED
 

@@ -7,7 +7,7 @@ all of it, beside the frozen weights, and gradients are summed.
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -144,6 +144,18 @@ def held(model: Model) -> dict[str, Tensor]:
     return {name: local(one) for name, one in trained(model).items()}
 
 
+def rows_of(
+    model: Model, shapes: Mapping[str, torch.Size], world: World = ALONE
+) -> dict[str, tuple[int, int]]:
+    """Which rows of each weight a process holds; none of those that its model lacks."""
+    here = trained(model)
+    return {
+        name: world.rows_of(shape[0]) if name in here else (0, 0)
+        for name, shape in shapes.items()
+        if shape
+    }
+
+
 def local(tensor: Any) -> Tensor:
     """The rows of a tensor that this process holds, where it is sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -158,15 +170,24 @@ def pairs_held(
     """What this process holds of a fragment: where it begins in the fragment's vector, our rows,
     and their place in each of ``vectors``."""
     found: list[tuple[int, Tensor, tuple[Tensor, ...]]] = []
+    for name, here, (low, high) in runs_held(fragment, rows):
+        first = rows[name][0]
+        ours = tensors[name][low - first : high - first]
+        found.append((here.start, ours, tuple(one[here].view(ours.shape) for one in vectors)))
+    return found
+
+
+def runs_held(
+    fragment: Fragment, rows: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[str, slice, tuple[int, int]]]:
+    """Weights of which a process holds rows in a fragment: the name of each, where these are in the
+    fragment's vector, and which they are."""
     start = 0
     for part in fragment.slices:
         first, last = rows[part.tensor]
         low, high = max(part.start, first), min(part.stop, last)
         if low < high:
-            each, mine = part.numel // (part.stop - part.start), tensors[part.tensor]
+            each = part.numel // (part.stop - part.start)
             begin = start + (low - part.start) * each
-            here = slice(begin, begin + (high - low) * each)
-            ours = mine[low - first : high - first]
-            found.append((begin, ours, tuple(one[here].view(ours.shape) for one in vectors)))
+            yield part.tensor, slice(begin, begin + (high - low) * each), (low, high)
         start += part.numel
-    return found

@@ -51,6 +51,7 @@ KEYS = {
 UNTOLD = (
     *(messages.Evaluating, messages.Held, messages.Tokenizing, messages.Ended),
     *(messages.PieceRead, messages.TextAwaited, messages.InnerStepTaken, messages.Cooling),
+    messages.LenderAwaited,
 )
 """What only the daemon hears of its trainer; status shows it otherwise."""
 SAMPLES: dict[Any, Any] = {int: 7, float: 0.5, str: "x", bool: True}

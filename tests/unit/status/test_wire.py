@@ -44,7 +44,8 @@ KEYS: dict[type, str] = {
         trainer.tokenizing.remaining trainer.steps trainer.swarm_step trainer.tokens
         trainer.tokens_per_second trainer.loss trainer.skipped_steps trainer.learning_rate
         trainer.lenders trainer.lenders.name
-        trainer.lenders.away trainer.lenders.windows trainer.lenders.computing
+        trainer.lenders.away trainer.lenders.blocks
+        trainer.lenders.windows trainer.lenders.computing
         trainer.lenders.moving trainer.lenders.moved
         trainer.micro_batch trainer.activation_checkpointing trainer.computing trainer.waited
         trainer.val_loss_first trainer.val_loss_last trainer.memory trainer.memory.reckoned

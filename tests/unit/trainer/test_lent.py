@@ -1,27 +1,19 @@
 """What must hold for machines that compute gradients for a trainer: a step with them is the step
 without, whatever becomes of them, and each gets the windows that it has time for."""
 
-import json
 import os
 import signal
-import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from helpers.adapters import sections, write_base
 from helpers.driven_trainer import Driven, driven, image, write_documents
+from helpers.lenders import Daemon, lenders, losses, weights
 from helpers.waiting import until
 from lowcomm_node.models.adapters import allocated
-from lowcomm_node.node.messages import InnerStepTaken
 from lowcomm_node.trainer import lent, state
 from lowcomm_node.trainer.lent import Pace, share_out, untrained
 from lowcomm_protocol.spec.models import TransformerSettings
@@ -30,51 +22,6 @@ from lowcomm_protocol.spec.sections import AdapterSettings
 pytestmark = pytest.mark.slow
 OURS = {"layers": 2, "width": 32, "heads": 4, "feed_forward": 48, "context": 16}
 MORE = 'learning_rate = 0.02\nwarmup = 3\noptimizer = "muon"\n[sync]\nfragments = 3\n'
-
-
-class Daemon:
-    """A socket as the daemon has one for a lender: each connection is a new worker's."""
-
-    def __init__(self, path: Path, **own: Any) -> None:
-        self.path, self._own = str(path), own
-        self.workers: list[subprocess.Popen[bytes]] = []
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.path)
-        self._listener.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                asked, _ = self._listener.accept()
-                ours, sock = socket.socketpair()
-                with asked, ours, sock:
-                    socket.send_fds(asked, [b"+"], [ours.fileno()])
-                    worker = subprocess.Popen(
-                        [sys.executable, "-m", "lowcomm_node.trainer.lent", str(sock.fileno())],
-                        stdin=subprocess.PIPE,
-                        pass_fds=(sock.fileno(),),
-                    )
-                assert worker.stdin is not None
-                worker.stdin.write(json.dumps({"device": "cpu", **self._own}).encode())
-                worker.stdin.close()
-                self.workers.append(worker)
-
-    def close(self) -> None:
-        self._listener.close()
-        for one in self.workers:
-            one.kill()
-            one.wait()
-
-
-@contextmanager
-def lenders(folder: Path, count: int, **own: Any) -> Iterator[list[Daemon]]:
-    made = [Daemon(folder / f"lender-{number}", **own) for number in range(count)]
-    try:
-        yield made
-    finally:
-        for one in made:
-            one.close()
 
 
 def trainer(folder: Path, *daemons: Daemon, more: str = MORE, **how: Any) -> Any:
@@ -86,14 +33,6 @@ def trainer(folder: Path, *daemons: Daemon, more: str = MORE, **how: Any) -> Any
 def machines(one: Driven) -> list[lent.Lent]:
     assert one.replica.lenders is not None
     return one.replica.lenders.machines
-
-
-def losses(one: Driven) -> list[float]:
-    return [step.loss for step in one.events(InnerStepTaken) if step.loss is not None]
-
-
-def weights(one: Driven) -> dict[str, Tensor]:
-    return one.replica.all_weights()
 
 
 def all_here(one: Driven) -> None:

@@ -28,7 +28,7 @@ from lowcomm_node.node.messages import (
     Save,
 )
 from lowcomm_node.trainer import state
-from lowcomm_node.trainer.ranks import check_alike, windows_of
+from lowcomm_node.trainer.ranks import Ranks, check_alike, windows_of
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.models import TransformerSettings
 
@@ -198,8 +198,8 @@ def test_every_type_of_model_trains_in_shards_as_it_does_whole(tmp_path: Path, t
 def test_a_process_that_dies_ends_the_step_and_is_named(tmp_path: Path) -> None:
     with one_of(tmp_path, "a", ranks=2) as (one,):
         one.steps(2)
-        assert one.replica.ranks is not None
-        (other,) = one.replica.ranks._followers
+        assert isinstance(one.replica.team, Ranks)
+        (other,) = one.replica.team._followers
         os.kill(other.process.pid, signal.SIGKILL)
         until(lambda: one.events(TrainerFailed), 30, "its end was seen while nothing is asked")
         (failed,) = one.events(TrainerFailed)
@@ -211,8 +211,8 @@ def test_a_process_that_dies_ends_the_step_and_is_named(tmp_path: Path) -> None:
 
 def test_a_device_that_can_not_be_used_is_left_out_until_it_can(tmp_path: Path) -> None:
     with driven(tmp_path, "a", device="cpu,cuda:7,cpu") as (one,):
-        ranks = one.replica.ranks
-        assert ranks is not None
+        ranks = one.replica.team
+        assert isinstance(ranks, Ranks)
         assert ranks.size == 2
         assert one.built.lost == ranks.lost and one.built.device == "cpu,cpu (rank 1)"
         (first, second), (other,) = one.built.devices, ranks._followers
