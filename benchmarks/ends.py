@@ -1,27 +1,19 @@
-"""The ends of a measurement: processes that answer requests, and nodes that carry contents."""
+"""The ends of a measurement: processes that answer requests."""
 
 import asyncio
 import multiprocessing
-import os
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+import kit
 import psutil
 import uvloop
 
-from helpers.tunnelling import End
-from lowcomm_node.dht.hivemind import DhtSettings, Discovery
-from lowcomm_node.net.p2pd import RelayLimits
-from lowcomm_node.net.tls import make_certificate
-from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.machine import keep_freed_memory
 
-TCP, QUIC = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"
 DEADLINE = 600.0
 """Seconds for one request."""
 Answer = Callable[[Any], Awaitable[Any]]
@@ -92,48 +84,6 @@ def family(ends: list[EndProcess]) -> list[psutil.Process]:
     return [*roots, *(child for root in roots for child in root.children(recursive=True))]
 
 
-def cpu_seconds(ends: list[EndProcess], name: str = "") -> float:
-    """Seconds of CPU of all processes of the ends, or of those with this name."""
-    times = [one.cpu_times() for one in family(ends) if not name or one.name() == name]
-    return sum(one.user + one.system for one in times)
-
-
-@contextmanager
-def scratch() -> Any:
-    """A folder for the ends' keys and control sockets, short enough for a socket's path."""
-    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
-        os.environ["XDG_RUNTIME_DIR"] = folder
-        yield Path(folder)
-
-
-@asynccontextmanager
-async def transport(
-    folder: Path, name: str, listen: tuple[str, ...] = (TCP,), **discovery: Any
-) -> AsyncIterator[End]:
-    """The transport of a node: server and channels, p2pd and pipes where it listens."""
-    key = folder / f"{name}.key"
-    identity = load_or_create_identity(key)
-    settings = DhtSettings(listen=listen, punching=False, **discovery)
-    streams = Discovery(identity, key, settings)
-    end = End(identity, streams, make_certificate())
-    try:
-        if listen:
-            await streams.start()
-            await streams.revive()
-        await end.start()
-        yield end
-    finally:
-        await end.close()
-        await streams.close()
-
-
-@asynccontextmanager
-async def relay(folder: Path) -> AsyncIterator[tuple[list[str], Answer]]:
-    """A relay; introduces itself by its addresses."""
-    limits = RelayLimits(bytes=64 * 2**30)
-    async with transport(folder, "relay", relay=limits) as end:
-        yield list(end.streams.addresses()), unasked
-
-
-async def unasked(request: Any) -> None:
-    """Answer of an end that only others call."""
+def cpu_seconds(ends: list[EndProcess]) -> float:
+    """Seconds of CPU of all processes of the ends."""
+    return sum(kit.cpu_of(end.process.pid) for end in ends)

@@ -21,7 +21,7 @@ from typing import Any
 
 import kit
 import numpy as np
-from ends import Answer, EndProcess, Role, cpu_seconds, family, scratch
+from ends import Answer, EndProcess, Role, cpu_seconds, family
 
 from helpers.memory_dht import MemoryNetwork
 from helpers.tunnelling import end as local_end
@@ -299,7 +299,7 @@ def main() -> None:
     arguments = parser.parse_args()
     size, machine = int(arguments.size * MIB), kit.loaded_machine()
     rows: dict[str, Any] = {}
-    with scratch() as folder, ExitStack() as stack:
+    with kit.scratch() as folder, ExitStack() as stack:
 
         def start(stack: ExitStack, role: Role, *settings: Any) -> EndProcess:
             end = EndProcess(role, *settings)

@@ -6,12 +6,11 @@ sockets.
 Two nodes on loopback, over TLS or through p2pd; contents go one way as fast as the limited node
 lets them, over one stream or four, two of which the limited node has called itself. Every quarter
 of a second the kernel is asked (``ss``) how many bytes the sockets of the limited node have
-carried. *First* counts the 10 s from the first call on, *worst* is the stretch of 10 s that is
-furthest off. Those bytes hold contents, messages, HTTP/2 and TLS, or libp2p's own
-encryption."""
+carried. *Worst* is the stretch of 10 s that is furthest off the limit, *mean* the rate of all 15 s.
+Those bytes hold contents, messages, HTTP/2 and TLS, or libp2p's own encryption. Without a limit the
+mean is what a route carries with both nodes in one process; CPU seconds are those of both nodes."""
 
 import asyncio
-import json
 import os
 import re
 import subprocess
@@ -19,6 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from itertools import pairwise, product
+from math import inf
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -26,7 +26,6 @@ from typing import Any
 import kit
 import uvloop
 from blake3 import blake3
-from ends import TCP, scratch
 
 from helpers.tunnelling import End
 from lowcomm_node.dht.hivemind import DhtSettings, Discovery
@@ -38,15 +37,13 @@ from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_node.sync.link import Incoming, Link
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.machine import keep_freed_memory
-from lowcomm_node.system.units import read_rate, write_rate
+from lowcomm_node.system.units import read_rate
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 
-RUN = "ab" * 32
-"""The id of a run that does not exist."""
 SECONDS, TICK = 10.0, 0.25
-RATES = ("5Mbit", "20Mbit", "100Mbit")
+RATES = ("5Mbit", "20Mbit", "100Mbit", "none")
 RESULT = kit.RESULTS / "limits.json"
 TO_CALLEE, TO_CALLER = 0, 1
 """Which way contents go in a call; it is told in the place of the fragment."""
@@ -78,7 +75,7 @@ class Node(End):
     def __init__(self, folder: Path, name: str, route: str) -> None:
         key = folder / f"{name}.key"
         identity = load_or_create_identity(key)
-        listen = [TCP] if route == "tunnel" else []
+        listen = ["/ip4/127.0.0.1/tcp/0"] if route == "tunnel" else []
         self.discovery = Discovery(identity, key, DhtSettings(listen=listen, punching=False))
         super().__init__(identity, self.discovery, make_certificate())
         self.bandwidth, self.route = Bandwidth(), route
@@ -148,25 +145,20 @@ def carried(limited: Node, other: Node) -> dict[str, int]:
 def sockets(mark: str) -> list[tuple[int, int]]:
     """Bytes acknowledged and received by the TCP sockets whose line, up to the far address, has a
     mark."""
-    told = subprocess.run(
-        ["ss", "-tinpHO"], capture_output=True, text=True, check=True, timeout=30
-    ).stdout
+    command = ["ss", "-tinpHO"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     found = []
     for line in told.splitlines():
         state, _, _, near, _, *rest = line.split()
         if state == "ESTAB" and (mark in f"{near} " or ("pid=" in mark and mark in " ".join(rest))):
-            count = {
-                name: int(value)
-                for name, value in re.findall(r"bytes_(acked|received):(\d+)", line)
-            }
-            found.append((count.get("acked", 0), count.get("received", 0)))
+            count = dict(re.findall(r"bytes_(acked|received):(\d+)", line))
+            found.append((int(count.get("acked", 0)), int(count.get("received", 0))))
     return found
 
 
 async def measure(route: str, way: str, limit: str, streams: int) -> dict[str, Any]:
     """One row."""
-    rate = read_rate(limit)
-    assert rate is not None
+    rate = None if limit == "none" else read_rate(limit)
     async with pouring(route, way, rate, streams) as (limited, other, tasks):
         row = await _watch(limited, other, way, rate, tasks)
     named = {"route": route, "way": way, "streams": streams, "limit": limit}
@@ -175,10 +167,10 @@ async def measure(route: str, way: str, limit: str, streams: int) -> dict[str, A
 
 @asynccontextmanager
 async def pouring(
-    route: str, way: str, rate: float, streams: int
+    route: str, way: str, rate: float | None, streams: int
 ) -> AsyncIterator[tuple[Node, Node, list[asyncio.Task[None]]]]:
     """Two nodes, the first one limited, with contents under way."""
-    with scratch() as folder:
+    with kit.scratch() as folder:
         limited, other = Node(folder, "limited", route), Node(folder, "other", route)
         getattr(limited.bandwidth, way).allow(rate)
         async with AsyncExitStack() as stack:
@@ -188,21 +180,13 @@ async def pouring(
             # Both directions are connected before, so that this counts no handshake.
             await limited.channels.stub(other.record())
             await other.channels.stub(limited.record())
-            size = int(min(8e6, rate * 2))
-            tasks = [
-                asyncio.create_task(_one(limited, other, way, number, size))
-                for number in range(streams)
-            ]
+            size, tasks = int(min(8e6, (rate or inf) * 2)), list[asyncio.Task[None]]()
+            for number in range(streams):  # called by the other end and by the limited one in turn
+                caller, callee = (limited, other) if number % 2 else (other, limited)
+                to = TO_CALLEE if (way == "up") == (caller is limited) else TO_CALLER
+                tasks.append(asyncio.create_task(caller.pour(callee, to, size)))
             stack.push_async_callback(_end, tasks)
             yield limited, other, tasks
-
-
-async def _one(limited: Node, other: Node, way: str, number: int, size: int) -> None:
-    """Streams are called by the other end and by the limited one in turn."""
-    caller, callee = (limited, other) if number % 2 else (other, limited)
-    await caller.pour(
-        callee, TO_CALLEE if (way == "up") == (caller is limited) else TO_CALLER, size
-    )
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
@@ -212,33 +196,32 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def _watch(
-    limited: Node, other: Node, way: str, allowed: float, tasks: list[asyncio.Task[None]]
+    limited: Node, other: Node, way: str, allowed: float | None, tasks: list[asyncio.Task[None]]
 ) -> dict[str, Any]:
-    began = perf_counter()
+    began, cpu = perf_counter(), kit.cpu_of(os.getpid())
     samples = [(0.0, (await asyncio.to_thread(carried, limited, other))[way])]
     while samples[-1][0] < 1.5 * SECONDS:
         await asyncio.sleep(TICK)
         count = (await asyncio.to_thread(carried, limited, other))[way]
         samples.append((perf_counter() - began, count))
+    cpu = kit.cpu_of(os.getpid()) - cpu
     for task in tasks:
         if task.done():
             task.result()
             raise RuntimeError("a stream ended before its time")
-    first = next(_rate(samples[0], sample) for sample in samples if sample[0] >= SECONDS)
     windows = [
         _rate(begin, end)
         for begin in samples
         for before, end in pairwise(samples)
         if before[0] - begin[0] < SECONDS <= end[0] - begin[0]
     ]
-    worst = max(windows, key=lambda rate: abs(rate - allowed))
+    mean = _rate(samples[0], samples[-1])
+    worst = max(windows, key=lambda rate: abs(rate - (allowed or mean)))
     return {
-        "asked": allowed,
-        "first": first,
-        "first_error": first / allowed - 1,
+        "mean": mean,
         "worst": worst,
-        "worst_error": worst / allowed - 1,
-        "samples": samples,
+        "worst_error": worst / allowed - 1 if allowed else None,
+        "cpu_seconds_a_gigabyte": cpu / (samples[-1][1] - samples[0][1]) * 1e9,
     }
 
 
@@ -246,34 +229,18 @@ def _rate(begin: tuple[float, int], end: tuple[float, int]) -> float:
     return (end[1] - begin[1]) / (end[0] - begin[0])
 
 
-def show(row: dict[str, Any]) -> None:
-    """A line of the table."""
-    print(
-        f"{row['route']:8} {row['way']:5} {row['streams']:7} {row['limit']:>8} "
-        f"{write_rate(row['first']):>12} {row['first_error']:+8.1%} "
-        f"{write_rate(row['worst']):>12} {row['worst_error']:+8.1%} "
-        f"{row['load']:5.1f}",
-        flush=True,
-    )
-
-
 def main() -> None:
     """Measure, print, write."""
     kit.parser(__doc__).parse_args()
     configure_logs(-1)
     keep_freed_memory()
-    print(f"{kit.machine()}; load {os.getloadavg()[0]:.1f}")
-    print(
-        f"{'route':8} {'way':5} {'streams':>7} {'limit':>8} {'first 10 s':>12} {'off':>8} "
-        f"{'worst 10 s':>12} {'off':>8}  load"
-    )
+    print(kit.loaded_machine())
     rows: list[dict[str, Any]] = []
     for case in product(("direct", "tunnel"), ("up", "down"), RATES, (1, 4)):
         rows.append(uvloop.run(measure(*case)))
-        show(rows[-1])
-    lines = ",\n  ".join(json.dumps(row) for row in rows)  # a line a row: samples are many
-    about = {"machine": kit.machine(), "measured": f"{datetime.now(UTC):%Y-%m-%d}", "rows": []}
-    RESULT.write_text(json.dumps(about, indent=1).replace("[]", f"[\n  {lines}\n ]"))
+        print(" ".join(f"{name} {figure}" for name, figure in rows[-1].items()), flush=True)
+    measured = f"{datetime.now(UTC):%Y-%m-%d}"
+    kit.write(RESULT, {"machine": kit.machine(), "measured": measured, "rows": rows})
 
 
 if __name__ == "__main__":
