@@ -19,6 +19,7 @@ from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation import Conditions, Member
 from lowcomm_node.simulation.swarm import Swarm, compare
+from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.rows import scatter
 from lowcomm_protocol.spec.run import RunSpec
@@ -161,16 +162,8 @@ class Looking(Swarm):
         super().on_step(peer)
         replica = peer.replica
         if peer is self.peers[0] and replica.steps % (self.spec.run.steps // LOOKS) == 0:
-            self.seen.append(
-                [replica.steps, rate(replica), spread([one.replica for one in self.peers])]
-            )
-
-
-def rate(replica: Replica) -> float:
-    """The inner learning rate of the next step."""
-    from lowcomm_node.trainer.optimizer import learning_rate
-
-    return learning_rate(replica.spec.train, replica.clock.step, replica.spec.run.steps)
+            rate = learning_rate(self.spec.train, replica.clock.step, self.spec.run.steps)
+            self.seen.append([replica.steps, rate, spread([one.replica for one in self.peers])])
 
 
 @torch.no_grad()

@@ -6,15 +6,15 @@ log-normal with a mean of one second. Each recipe is the idea of a paper, not it
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from math import sqrt
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 from baselines import allreduce, ring_bytes
+from published.learning import spread
 from torch import Tensor, nn
 
 from lowcomm_node.data import Dataset, open_data
@@ -178,13 +178,8 @@ def drop_compute(text: Dataset) -> Outcome:
     """Groups as shipped, whose members drop steps that take too long."""
     DropCompute.taken = 0.0
     made = swarm(text, spec("streaming-diloco"), DropCompute)
-    return Outcome(
-        made.loss,
-        made.average,
-        made.spread,
-        made.megabytes,
-        made.notes | {"seconds a step": DropCompute.taken / PEERS / STEPS},
-    )
+    took = {"seconds a step": DropCompute.taken / PEERS / STEPS}
+    return replace(made, notes=made.notes | took)
 
 
 def backup_workers(text: Dataset, fastest: int = PEERS - 1) -> Outcome:
@@ -315,7 +310,7 @@ def routed(text: Dataset, at_random: bool) -> Outcome:
         for one in replicas:
             _step(one)
         if step % 20 == 0:
-            spreads.append(compare_only(replicas))
+            spreads.append(spread(replicas))
             order = random.sample(range(PEERS), PEERS)
             _average([replicas[order[0]], replicas[order[1]]])
             _average([replicas[order[2]], replicas[order[3]]])
@@ -364,20 +359,13 @@ def _average(replicas: list[Replica]) -> None:
             weight.copy_(mean)
 
 
-@torch.no_grad()
-def compare_only(replicas: list[Replica]) -> float:
-    """The spread of the weights."""
-    vectors = [torch.cat([weight.flatten() for weight in one.weights.values()]) for one in replicas]
-    return sqrt(float(torch.stack(vectors).var(0, correction=0).mean()))
-
-
 def _compared(
     replicas: list[Replica], text: Dataset, sent: float, notes: dict[str, float]
 ) -> Outcome:
     context = replicas[0].spec.model.context
     losses = [held_out_loss(one.model, text, context) for one in replicas]
-    average, spread, _ = compare(replicas)
-    return Outcome(sum(losses) / PEERS, held_out_loss(average, text, context), spread, sent, notes)
+    average, apart, _ = compare(replicas)
+    return Outcome(sum(losses) / PEERS, held_out_loss(average, text, context), apart, sent, notes)
 
 
 def shipped(text: Dataset, method: str, **sync: Any) -> Outcome:

@@ -128,36 +128,6 @@ def runs(results: Results, name: str, size: str = MAIN_SIZE, steps: int = STEPS)
     return Runs({seed: found[key] for seed, key in keys.items() if key in found})
 
 
-def seeds(one: Runs) -> str:
-    """How many of them, where some are missing."""
-    count = len(one.by_seed)
-    return "" if count == len(SEEDS) else f" ({count} of {len(SEEDS)} seeds)"
-
-
-def losses(results: Results) -> str:
-    """Every row: mean of the replicas, their average, the slow weights."""
-    rows: list[list[str]] = []
-    for size in SIZES:
-        for name in ROWS if size == MAIN_SIZE else MAIN:
-            one = runs(results, name, size)
-            rows.append([size, f"{name}{seeds(one) if one.by_seed else ''}", *_row(one)])
-    for name in (DP, STREAMING30):
-        one = runs(results, name, steps=4 * STEPS)
-        rows.append([MAIN_SIZE, f"{name}, {4 * STEPS:,} steps{seeds(one)}", *_row(one)])
-    head = ["model", "run", "replicas", "their average", "slow weights", "spread", "MB a peer"]
-    return table(head, rows)
-
-
-def _row(one: Runs) -> Iterator[str]:
-    if not one.by_seed:
-        yield from (MISSING, "", "", "", "")
-        return
-    first = next(iter(one.by_seed.values()))
-    yield from (f"{one.mean(of):.4f}" for of in ("losses", "average", "slow"))
-    yield f"{one.mean('spread'):.1e}" if "spread" in first else ""
-    yield f"{one.mean('bytes') / 1e6:.2f}" if "bytes" in first else ""
-
-
 def beside(results: Results, name: str, other: str, of: str = "average", **more: Any) -> float:
     """By how much the loss of a row is above another's, in percent, over the seeds of both.
 
@@ -353,16 +323,3 @@ def relations(results: Results) -> str:
         verdict = "" if one.holds is None else "yes" if one.holds([*found.values()]) else "**no**"
         rows.append([one.name, one.paper, one.asked, told(found) + some, verdict])
     return table(["", "the paper", "asked here", "measured", "holds"], rows)
-
-
-def peaks(results: Results) -> str:
-    """Values of the largest fragment, which is the peak of what a peer sends at once."""
-    rows = []
-    for name in ("1 fragment", STREAMING100, "4 fragments", "sequential"):
-        one = runs(results, name)
-        if not one.by_seed:
-            rows.append([name, MISSING, ""])
-            continue
-        first = next(iter(one.by_seed.values()))
-        rows.append([name, f"{first['peak']:,}", f"{one.mean('bytes') / 1e6:.2f}"])
-    return table(["", "values of the largest fragment", "MB a peer in the run"], rows)
