@@ -1,14 +1,44 @@
-"""What a swarm is measured against: one replica alone, and all-reduce of gradients at every
-step."""
+"""Runs in simulation, and what a swarm is measured against: one replica alone, and all-reduce of
+gradients at every step."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from shutil import which
+from typing import Any
+
+import kit
 import torch
 from torch import nn
 
-from lowcomm_node.data import Dataset
+from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.models.evaluation import held_out_loss
-from lowcomm_node.simulation.swarm import Point, Result, simulate
+from lowcomm_node.simulation.swarm import Member, Point, Result, simulate
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.run import RunSpec
+
+
+def measured(
+    content: Mapping[str, Any],
+    members: int | Sequence[Member],
+    how: str = "swarm",
+    text: Dataset | None = None,
+    evaluations: int = 0,
+) -> dict[str, Any]:
+    """Run a specification in this process: a swarm, a "single" replica or an "allreduce"."""
+    torch.set_num_threads(1)
+    spec = RunSpec.model_validate(content)
+    text = text or open_data("builtin:python", "bytes", kit.OUT / "data")
+    peers = members if isinstance(members, int) else len(members)
+    # Compiling takes half a minute, once, and makes a step a third faster.
+    compiled = spec.run.steps * peers > 1000 and which("g++") is not None
+    if how == "single":
+        result = single(spec, text, compiled, evaluations)
+    elif how == "allreduce":
+        result = allreduce(spec, text, peers, compiled, evaluations)
+    else:
+        result = simulate(spec, text, members, compiled=compiled, evaluations=evaluations)
+    kept = asdict(result) | {"loss": result.loss}
+    return kept if evaluations else {name: one for name, one in kept.items() if name != "curve"}
 
 
 def ring_bytes(parameters: int, peers: int, steps: int) -> float:
@@ -52,13 +82,8 @@ def allreduce(
         replica.clock.tick()
         if every and step % every == 0:
             sent = round(ring_bytes(parameters, peers, step))
-            curve.append(
-                Point(
-                    step * spec.tokens_per_step,
-                    sent,
-                    held_out_loss(replica.model, dataset, model.context),
-                )
-            )
+            loss = held_out_loss(replica.model, dataset, model.context)
+            curve.append(Point(step * spec.tokens_per_step, sent, loss))
     loss = held_out_loss(replica.model, dataset, model.context)
     return Result(
         losses=(loss,),

@@ -2,7 +2,7 @@
 held-out text, 3 seeds.
 
     python benchmarks/convergence.py               all 489 runs, over 4 hours of two cores; resumes
-    python benchmarks/convergence.py --part wire   methods, wire, attacks, churn or pairing
+    python benchmarks/convergence.py --only ^wire  those whose key matches a regular expression
     python benchmarks/convergence.py --report      what has been measured so far
 
 ``methods``  all methods with the same interval, AdamW and Muon
@@ -16,14 +16,10 @@ counts as a ring: 2 (n - 1) / n times the fp32 gradient a step. Writes JSON and 
 benchmarks/results."""
 
 import json
-import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
-from shutil import which
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -523,62 +519,27 @@ def _mean(values: Iterator[float]) -> float | None:
 
 def measure(job: Job) -> dict[str, Any]:
     """Run one job in this process; what came of it."""
-    import torch
-    from baselines import allreduce, single
+    from baselines import measured
 
-    from lowcomm_node.data import open_data
-    from lowcomm_node.simulation import simulate
-    from lowcomm_protocol.spec.run import RunSpec
-
-    torch.set_num_threads(1)
-    spec = RunSpec.model_validate(
-        {
-            "run": {"name": "convergence", "seed": job.seed, "steps": length(job)},
-            "train": {"optimizer": job.optimizer} | job.row.train,
-            "sync": {"method": job.row.method} | AS_MEASURED.get(job.row.method, {}) | job.row.sync,
-        }
-    )
-    dataset = open_data("builtin:python", "bytes", kit.OUT / "data")
-    # Compiling takes half a minute, once, and makes a step a third faster.
-    long = job.steps * job.peers > 1000 and which("g++") is not None
-    # A look at held-out text costs as much as 30 steps: few runs have a curve.
-    options = {
-        "compiled": long,
-        "evaluations": min(10, job.steps // 12) if job.part == "methods" and job.seed == 0 else 0,
+    row = job.row
+    content = {
+        "run": {"name": "convergence", "seed": job.seed, "steps": length(job)},
+        "train": {"optimizer": job.optimizer} | row.train,
+        "sync": {"method": row.method} | AS_MEASURED.get(row.method, {}) | row.sync,
     }
-    if job.row.name == SINGLE:
-        result = single(spec, dataset, **options)
-    elif job.row.name == ALLREDUCE:
-        result = allreduce(spec, dataset, job.peers, **options)
-    else:
-        result = simulate(spec, dataset, members(job), **options)
-    return kit.simulated(result)
+    # A look at held-out text costs as much as 30 steps: few runs have a curve.
+    looks = min(10, job.steps // 12) if job.part == "methods" and job.seed == 0 else 0
+    return measured(content, members(job), row.name, evaluations=looks)
 
 
 def main() -> int:
     """Measure what is missing and print the tables; 1 if a claim does not hold."""
-    parser = kit.parser(__doc__)
-    parser.add_argument("--part", choices=PARTS, action="append")
-    parser.add_argument(
-        "--only", default="", help="regular expression: only runs whose key matches, e.g. /4/400/"
+    every = [job for part in PARTS.values() for job in part()]
+    every.sort(key=lambda job: job.peers * job.steps)
+    jobs, out = kit.measure_all(
+        __doc__, measure, every, kit.RESULTS / "convergence.json", indent=None
     )
-    parser.add_argument(
-        "--report", action="store_true", help="print what has been measured so far; run nothing"
-    )
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=kit.RESULTS / "convergence.json")
-    arguments = parser.parse_args()
-    out = arguments.out
-    jobs = [job for part in arguments.part or PARTS for job in PARTS[part]()]
-    jobs = [job for job in jobs if re.search(arguments.only, job.key)]
-    jobs.sort(key=lambda job: job.peers * job.steps)
-    if arguments.report and not out.exists():
-        parser.error(f"nothing has been measured yet: there is no {out}")
     results = kit.read(out)
-    if not arguments.report:
-        missing = [job for job in jobs if job.key not in results]
-        kit.measure_all(measure, missing, out, arguments.processes, indent=None)
-        results = kit.read(out)
     parts = (
         f"{kit.machine()}; means over the seeds.",
         tables(jobs, results),

@@ -11,18 +11,14 @@ Writes each result to benchmarks/results/household.json, and skips those that ar
 """
 
 import os
-import sys
-import tempfile
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise, product
-from pathlib import Path
 from statistics import median
 from time import monotonic
 from typing import Any
 
 import kit
-from laboratory import Lab
-from namespaces import missing
 from residents import START, Lender, Resident, Swarm
 from shaping import Link
 
@@ -58,10 +54,10 @@ def measure(model: str, line: str) -> dict[str, Any]:
     shape, windows, steps, stretch = MODELS[model]
     lines = "\n".join(f"{name} = {value}" for name, value in shape.items())
     spec = SPEC.format(model=lines, windows=windows, every=steps)
-    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, Lab() as lab:
-        os.environ |= {"XDG_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"}
-        pace(1e-6, SHORT_LOOK)
-        home = Path(folder) / "head"
+    os.environ["OMP_NUM_THREADS"] = "1"
+    pace(1e-6, SHORT_LOOK)
+    with kit.laboratory() as (lab, folder):
+        home = folder / "head"
         home.mkdir()
         # The text that a node draws depends on its identity: all runs have the same.
         (home / "identity.key").write_bytes(identity(1).to_libp2p())
@@ -69,10 +65,10 @@ def measure(model: str, line: str) -> dict[str, Any]:
         far = lab.public("lender", link=Link(rate, delay=0.0002))
         with suppress(PermissionError):
             os.sched_setscheduler(far.link.process.pid, os.SCHED_FIFO, os.sched_param(10))
-        swarm, options = Swarm(Path(folder), spec, start_peers=1), ["--nice", "0"]
+        swarm, options = Swarm(folder, spec, start_peers=1), ["--nice", "0"]
         swarm.serve(lab.public("server"))
         if line != "none":
-            Lender(far, Path(folder) / "lender").pair(host, home)
+            Lender(far, folder / "lender").pair(host, home)
             options += ["--with", far.address]
         head = Resident(host, home, swarm.address, *options)
         marks, status = list[tuple[int, float, int]](), dict[str, Any]()
@@ -98,14 +94,9 @@ def measure(model: str, line: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure what is missing and print the table."""
-    kit.parser(__doc__).parse_args()
-    if reason := missing():
-        sys.exit(f"no laboratory on this machine: {reason}")
-    for model, line in product(MODELS, LINES):
-        if (key := f"{model} {line}") not in kit.read(OUT):
-            found = {"machine": kit.loaded_machine()} | measure(model, line)
-            kit.write(OUT, kit.read(OUT) | {key: found})
-            print(key, found, flush=True)
+    runs = product(MODELS, LINES)
+    jobs = {f"{model} {line}": partial(measure, model, line) for model, line in runs}
+    kit.measure_missing(kit.parser(__doc__), jobs, OUT)
     rows = [
         [key, *(one[name] for name in FIGURES), [there["windows"] for there in one["lenders"]]]
         for key, one in kit.read(OUT).items()

@@ -8,10 +8,12 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,26 @@ def measure_missing(
             print(key, row, flush=True)
 
 
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for homes, keys and control sockets, short enough for a socket's path."""
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        yield Path(folder)
+
+
+@contextmanager
+def laboratory() -> Iterator[tuple[Any, Path]]:
+    """An emulated network and a folder for homes; exits where this machine can't have one."""
+    from laboratory import Lab
+    from namespaces import missing
+
+    if reason := missing():
+        sys.exit(f"no laboratory on this machine: {reason}")
+    with scratch() as folder, Lab() as lab:
+        yield lab, folder
+
+
 def cpu_of(pid: int) -> float:
     """Seconds of CPU of a process and those that it has started."""
     root = psutil.Process(pid)
@@ -82,24 +104,34 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 
 def measure_all(
+    description: str | None,
     measure: Callable[[Any], dict[str, Any]],
     jobs: Sequence[Any],
     out: Path,
-    processes: int,
     indent: int | None = 1,
-) -> None:
-    """Run jobs in parallel, in the order given; each result is saved at once, by ``job.key``."""
+) -> tuple[list[Any], Path]:
+    """Run the jobs that the command line asks for and whose results are missing, in parallel and in
+    the order given: all that were asked for, and where the results are.
+
+    Each result is saved at once, by ``job.key``."""
     from lowcomm_node.system.command import die_with_parent
 
-    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=die_with_parent) as pool:
-        running = {pool.submit(measure, job): job for job in jobs}
+    options = parser(description)
+    options.add_argument("--only", default="", help="regular expression: runs whose key matches")
+    options.add_argument("--report", action="store_true", help="print what is there; run nothing")
+    options.add_argument("--processes", type=int, default=os.cpu_count())
+    options.add_argument("--out", type=Path, default=out)
+    given = options.parse_args()
+    asked, there = [job for job in jobs if re.search(given.only, job.key)], read(given.out)
+    missing = [] if given.report else [job for job in asked if job.key not in there]
+    with ProcessPoolExecutor(
+        given.processes, get_context("spawn"), initializer=die_with_parent
+    ) as pool:
+        running = {pool.submit(measure, job): job for job in missing}
         for done, future in enumerate(as_completed(running), start=1):
             job, result = running[future], future.result()
             # Read again: another process may have added runs of its own.
-            write(out, read(out) | {job.key: result}, indent)
-            print(f"{done}/{len(jobs)} {job.key} {result['loss']:.4f}", file=sys.stderr, flush=True)
-
-
-def simulated(result: Any) -> dict[str, Any]:
-    """What a simulation came to, as a result that is kept."""
-    return asdict(result) | {"loss": result.loss}
+            write(given.out, read(given.out) | {job.key: result}, indent)
+            counted = f"{done}/{len(missing)}"
+            print(f"{counted} {job.key} {result['loss']:.4f}", file=sys.stderr, flush=True)
+    return asked, given.out

@@ -2,7 +2,7 @@
 protocol's own objects, on held-out text.
 
     python benchmarks/larger.py                  all runs, half an hour of a core a seed; resumes
-    python benchmarks/larger.py --seeds 0 1      those of some seeds
+    python benchmarks/larger.py --only /0        those whose key matches a regular expression
     python benchmarks/larger.py --report         what has been measured so far
 
 A model of two million parameters, in words of a byte-pair encoding of 1,024, on the C++ headers
@@ -13,6 +13,7 @@ was best for it there. Writes benchmarks/results/larger.json."""
 
 import json
 import os
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import kit
 
 OUT = kit.RESULTS / "larger.json"
 FOLDER = kit.OUT / "larger"
-PEERS, STEPS, WORDS = 4, 300, 1024
+PEERS, STEPS, WORDS, SEEDS = 4, 300, 1024, range(3)
 TEXT_BYTES = 12_000_000
 MODEL = {"layers": 6, "width": 160, "heads": 5, "feed_forward": 432, "context": 64}
 ALLREDUCE = "all-reduce"
@@ -60,7 +61,7 @@ class Job(NamedTuple):
 
 
 def prepare() -> None:
-    """Write text and tokenizer, once."""
+    """Write text and tokenizer, once; processes may do so at the same time."""
     import torch
     from tokenizers import ByteLevelBPETokenizer
 
@@ -74,34 +75,31 @@ def prepare() -> None:
         if (left := left - len(content)) < 0:
             break
         lines.append(json.dumps({"text": content}))
-    text.write_text("\n".join(lines) + "\n")
+    mine = FOLDER / f"writing-{os.getpid()}"
+    mine.write_text("\n".join(lines) + "\n")
+    mine.replace(text)
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator((json.loads(line)["text"] for line in lines), vocab_size=WORDS)
-    tokenizer.save(str(words))
+    tokenizer.save(str(mine))
+    mine.replace(words)
 
 
 def measure(job: Job) -> dict[str, Any]:
     """Run one job in this process; what came of it."""
-    import torch
-    from baselines import allreduce
+    from baselines import measured
 
     from lowcomm_node.data import open_data
-    from lowcomm_node.simulation import simulate
-    from lowcomm_protocol.spec.run import RunSpec
 
-    torch.set_num_threads(1)
-    spec = RunSpec.model_validate(
-        {
-            "run": {"name": "larger", "seed": job.seed, "steps": STEPS},
-            "model": MODEL | {"vocab": WORDS},
-            "train": {"optimizer": "muon", "batch": 4} | METHODS[job.method],
-            "data": {"source": "local", "tokenizer": "local"},
-            "sync": NO_PRESETS.get(job.method, {"method": job.method}),
-        }
-    )
+    content = {
+        "run": {"name": "larger", "seed": job.seed, "steps": STEPS},
+        "model": MODEL | {"vocab": WORDS},
+        "train": {"optimizer": "muon", "batch": 4} | METHODS[job.method],
+        "data": {"source": "local", "tokenizer": "local"},
+        "sync": NO_PRESETS.get(job.method, {"method": job.method}),
+    }
+    prepare()
     data = open_data(str(FOLDER / "text.jsonl"), str(FOLDER / "tokenizer.json"), FOLDER)
-    result = (allreduce if job.method == ALLREDUCE else simulate)(spec, data, PEERS)
-    return {name: one for name, one in kit.simulated(result).items() if name != "curve"}
+    return measured(content, PEERS, "allreduce" if job.method == ALLREDUCE else "swarm", data)
 
 
 def report(results: dict[str, Any]) -> str:
@@ -109,7 +107,7 @@ def report(results: dict[str, Any]) -> str:
     rows: list[list[str]] = []
     for method in METHODS:
         kept, spreads, sent = list[float](), list[float](), list[float]()
-        for seed in range(6):
+        for seed in SEEDS:
             keys = Job(method, seed).key, f"local/{seed}", f"{ALLREDUCE}/{seed}"
             if all(key in results for key in keys):
                 one, alone, best = (results[key] for key in keys)
@@ -125,17 +123,8 @@ def report(results: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure what is missing and print the table."""
-    parser = kit.parser(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    arguments = parser.parse_args()
-    if not arguments.report:
-        prepare()
-        jobs = [Job(method, seed) for seed in arguments.seeds for method in METHODS]
-        left = [job for job in jobs if job.key not in kit.read(OUT)]
-        kit.measure_all(measure, left, OUT, arguments.processes)
-    print(f"{kit.machine()}; means over the seeds.\n\n{report(kit.read(OUT))}")
+    _, out = kit.measure_all(__doc__, measure, list(map(Job._make, product(METHODS, SEEDS))), OUT)
+    print(f"{kit.machine()}; means over the seeds.\n\n{report(kit.read(out))}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -36,42 +37,36 @@ def main() -> int:
     arguments = parser.parse_args()
     out = arguments.out
     results = kit.read(out)
-    for seed in SEEDS:
-        for method in METHODS:
-            key = name_of(method, seed, arguments.nodes, STEPS)
-            if key not in results:
-                print(f"measuring {key}", file=sys.stderr, flush=True)
-                results[key] = measure(
-                    method, seed, arguments.nodes, STEPS, out.parent / "swarms" / key
-                )
-                kit.write(out, results)
-    rows = {
-        method: [results[name_of(method, seed, arguments.nodes, STEPS)] for seed in SEEDS]
-        for method in METHODS
-    }
-    print(
-        f"{arguments.nodes} nodes, {STEPS} steps, seeds {', '.join(map(str, SEEDS))}; "
-        f"{kit.machine()}\n"
-    )
+    rows: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
+    for seed, method in product(SEEDS, METHODS):
+        key = name_of(method, seed, arguments.nodes)
+        if key not in results:
+            print(f"measuring {key}", file=sys.stderr, flush=True)
+            home = out.parent / "swarms" / key
+            results[key] = measure(method, seed, arguments.nodes, home)
+            kit.write(out, results)
+        rows[method].append(results[key])
+    seeds = ", ".join(map(str, SEEDS))
+    print(f"{arguments.nodes} nodes, {STEPS} steps, seeds {seeds}; {kit.machine()}\n")
     print(table(rows))
     return claims(rows)
 
 
-def name_of(method: str, seed: int, nodes: int, steps: int) -> str:
+def name_of(method: str, seed: int, nodes: int) -> str:
     """The name of a run in the results: with a digest of its settings, for presets change."""
-    run = {"name": "demo", "steps": steps, "seed": seed, "start_peers": nodes}
+    run = {"name": "demo", "steps": STEPS, "seed": seed, "start_peers": nodes}
     train, sync = {"optimizer": OPTIMIZER}, {"method": method}
     settings = write_template({"run": run, "train": train, "sync": sync})
-    return f"{method}/{seed}/{nodes}/{steps}/{sha256(settings.encode()).hexdigest()[:8]}"
+    return f"{method}/{seed}/{nodes}/{STEPS}/{sha256(settings.encode()).hexdigest()[:8]}"
 
 
-def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[str, Any]:
+def measure(method: str, seed: int, nodes: int, home: Path) -> dict[str, Any]:
     """One demo; its result without the sample. Raises RuntimeError with what it printed if it
     fails."""
     # Nodes of a measurement that was cut short would resume from their checkpoints, and count only
     # what is left.
     shutil.rmtree(home, ignore_errors=True)
-    command = f"demo --nodes {nodes} --steps {steps} --method {method} --seed {seed} --text python"
+    command = f"demo --nodes {nodes} --steps {STEPS} --method {method} --seed {seed} --text python"
     command += f" --optimizer {OPTIMIZER} --json"
     done = subprocess.run(
         [sys.executable, "-m", "lowcomm_node", *command.split(), "--home", str(home)],
@@ -82,11 +77,8 @@ def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[
     if done.returncode:
         raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
     result = json.loads(done.stdout.splitlines()[-1])
-    return {
-        key: value
-        for key, value in result.items()
-        if key not in ("sample", "text", "checkpoint", "home", "report", "bytes")
-    }
+    left_out = ("sample", "text", "checkpoint", "home", "report", "bytes")
+    return {key: value for key, value in result.items() if key not in left_out}
 
 
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:

@@ -24,8 +24,7 @@ from typing import Any
 import kit
 import slow_lines
 from laboratory import Host
-from namespaces import missing
-from residents import START, Server
+from residents import START
 
 from helpers.pacing import SHORT_LOOK, pace
 from lowcomm_protocol.spec.run import parse_toml
@@ -48,8 +47,6 @@ def main() -> int:
     parser.add_argument("--lines", nargs="*", type=float, default=[5.0, 20.0, 100.0])
     parser.add_argument("--method", default="lowcomm")
     arguments = parser.parse_args()
-    if reason := missing():
-        sys.exit(f"no laboratory on this machine: {reason}")
     print(f"{kit.loaded_machine()}; steps of {STEP} s", flush=True)
     wrong = 0
     for mbit in arguments.lines:
@@ -85,26 +82,18 @@ def predict(mbit: float, method: str) -> dict[str, float]:
 def measure(mbit: float, method: str) -> dict[str, Any]:
     """What two nodes do."""
     pace(STEP, SHORT_LOOK)
-    with slow_lines.star(mbit * 1e6, mbit * 1e6) as (lab, folder, homes):
-        run = folder / "run.toml"
-        run.write_text(spec_of(method))
-        host = lab.public("server")
-        server = Server(host, folder / "server", "--host", host.address, "--run", str(run))
-        address = server.address()
-        nodes = [
-            slow_lines.AsUsers(home, folder / home.name, address, "--nice", "0")
-            for home in homes[:PEERS]
-        ]
-        fragments = parse_toml(spec_of(method)).sync.fragments
+    spec, rate = spec_of(method), mbit * 1e6
+    with slow_lines.star(spec, rate, rate, PEERS) as (homes, nodes):
+        fragments = parse_toml(spec).sync.fragments
         for node in nodes:
             node.until(lambda s: s["exchanges"]["completed"] >= SETTLED * fragments, "it", START)
         began, first = time(), [slow_lines.steps_of(node) for node in nodes]
-        before = [carried(home) for home in homes[:PEERS]]
+        before = [carried(home) for home in homes]
         sleep(SECONDS)
-        after = [carried(home) for home in homes[:PEERS]]
+        after = [carried(home) for home in homes]
         lasted, last = time() - began, [slow_lines.steps_of(node) for node in nodes]
         ended = [[one for one in node.exchanges() if one["time"] >= began] for node in nodes]
-    steps = sum(b - a for a, b in zip(first, last, strict=True))
+    steps = sum(last) - sum(first)
     wire = sum(
         max(now - was for was, now in zip(*ways, strict=True))
         for ways in zip(before, after, strict=True)
@@ -113,7 +102,7 @@ def measure(mbit: float, method: str) -> dict[str, Any]:
     return {
         "interval": steps * fragments / len(done),
         "bytes": mean(one["bytes_sent"] for one in done),
-        "line": 8 * wire / len(done) / (mbit * 1e6),
+        "line": 8 * wire / len(done) / rate,
         "exchanges": len(done),
         "others": sum(len(node) for node in ended) - len(done),
         "step": PEERS * lasted / steps,

@@ -14,19 +14,16 @@ Writes benchmarks/results/reach.json, and prints a table.
 
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
-from pathlib import Path
 from statistics import median
 from time import time
 from typing import Any
 
 import kit
 from laboratory import Host, Lab
-from namespaces import missing
 from nat import Block, Nat
 from residents import START, Resident, Swarm
 from shaping import Link
@@ -115,8 +112,6 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
     arguments = parser.parse_args()
-    if reason := missing():
-        sys.exit(f"no laboratory on this machine: {reason}")
     path = kit.RESULTS / "reach.json"
     known = kit.read(path).get("cases", {}) if len(arguments.only) < len(CASES) else {}
     for name in arguments.only:
@@ -146,10 +141,9 @@ def row(name: str, case: dict[str, Any]) -> list[str]:
 def measure(case: Case, exchanges: int) -> dict[str, Any]:
     """Start a swarm of two, and see what becomes of its exchanges; counts are of both nodes
     together."""
-    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, Lab() as lab:
-        os.environ["XDG_RUNTIME_DIR"] = folder
+    with kit.laboratory() as (lab, folder):
         ip = (case.version,)
-        swarm = Swarm(Path(folder), SPEC, "noloco")
+        swarm = Swarm(folder, SPEC, "noloco")
         swarm.serve(lab.public("server", ip=ip), version=case.version)
         hosts, began = case.hosts(lab), time()
         nodes = [swarm.node(host) for host in hosts]

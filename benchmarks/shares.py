@@ -3,7 +3,6 @@ its bytes: in simulation, with the protocol's own objects, on held-out text.
 
     python benchmarks/shares.py                     all runs, many hours of a core; resumes
     python benchmarks/shares.py --only "pairs.*/4/"  those whose key matches a regular expression
-    python benchmarks/shares.py --seeds 0 1 2       those of some seeds
     python benchmarks/shares.py --report            what has been measured so far
 
 To add a run, add a `Row` to `ROWS`: its name says what differs, and ``bytes_share`` under which
@@ -17,13 +16,9 @@ counts as a ring: 2 (n - 1) / n times the fp32 gradient a step. Writes
 benchmarks/results/shares.json."""
 
 import json
-import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
-from shutil import which
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -86,8 +81,6 @@ BASELINES = (
 
 # Settings are written out, so that a preset that changes leaves what was measured as it is.
 PAIR = {"fragments": 4, "overlap": 1, "consensus": 1.0, "merge": "shift", "mix": 0.0}
-PROGRESS = {"consensus": 0.0}
-"""Nothing pulls slow weights together."""
 
 
 def pair(
@@ -115,29 +108,6 @@ PAIRS = (
     # All-reduce sends more, the more peers there are, up to a third: so may pairs.
     pair(60, "mod4", 4, remembering(0.5, 0.9), "momentum .5, memory .9", peers=(8, 16, 32)),
 )
-
-TRYING: dict[str, Any] = {"peers": (4,), "seeds": (0,)}
-TRIED = (
-    pair(220, "mod4", 21, remembering(0.5, 0.9), "momentum .5, memory .9", **TRYING),
-    pair(550, "mod6", 52, remembering(0.5, 0.3), "momentum .5, memory .3", **TRYING),
-    replace(
-        REMEMBERING[0],
-        name=f"{REMEMBERING[0].name}, Muon's momentum .8",
-        train=STEADY,
-        **TRYING | {"peers": (4, 8)},
-    ),
-    # Slow weights that nothing pulls together part, and pairs realign: nearly each of these
-    # exchanges averages weights in fp32.
-    pair(
-        220,
-        "fp32",
-        5,
-        PROGRESS | remembering(0.5, 0.9),
-        "momentum .5, memory .9, progress alone",
-        **TRYING,
-    ),
-)
-"""Seen once, and not chosen or not measured further."""
 
 GROUP = {"fragments": 4, "overlap": 1, "codec": "q2", "error_feedback": True, "consensus": 0.0}
 GROUP |= {"outer_lr": 1.0}
@@ -235,7 +205,6 @@ runs of 1,000 steps."""
 ROWS = (
     *BASELINES,
     *PAIRS,
-    *TRIED,
     *GROUPS,
     *WITH_MANY,
     *LIMITS,
@@ -389,54 +358,24 @@ def _told(shares: Sequence[float]) -> str:
 
 def measure(job: Job) -> dict[str, Any]:
     """Run one job in this process; what came of it."""
-    import torch
-    from baselines import allreduce
+    from baselines import measured
 
-    from lowcomm_node.data import open_data
-    from lowcomm_node.simulation import simulate
-    from lowcomm_protocol.spec.run import RunSpec
-
-    torch.set_num_threads(1)
     row = job.row
-    spec = RunSpec.model_validate(
-        {
-            "run": {"name": "shares", "seed": job.seed, "steps": job.steps},
-            "train": {"optimizer": "muon"} | row.train,
-            "sync": {"method": row.method} | row.sync,
-        }
-    )
-    dataset = open_data("builtin:python", "bytes", kit.OUT / "data")
-    # Compiling takes half a minute, once, and makes a step a third faster.
-    compiled = job.steps * job.peers > 1000 and which("g++") is not None
-    run = allreduce if row.name.startswith(ALLREDUCE) else simulate
-    result = run(spec, dataset, job.peers, compiled=compiled)
-    return {name: one for name, one in kit.simulated(result).items() if name != "curve"}
+    content = {
+        "run": {"name": "shares", "seed": job.seed, "steps": job.steps},
+        "train": {"optimizer": "muon"} | row.train,
+        "sync": {"method": row.method} | row.sync,
+    }
+    return measured(content, job.peers, "allreduce" if row.name.startswith(ALLREDUCE) else "swarm")
 
 
 def main() -> None:
     """Measure what is missing and print the tables."""
-    parser = kit.parser(__doc__)
-    parser.add_argument("--only", default="", help="regular expression that keys must match")
-    parser.add_argument("--seeds", type=int, nargs="+", default=None)
-    parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=kit.RESULTS / "shares.json")
-    arguments = parser.parse_args()
-    out, every = arguments.out, list(jobs())
-    chosen = [
-        one
-        for one in every
-        if re.search(arguments.only, one.key)
-        and (arguments.seeds is None or one.seed in arguments.seeds)
-    ]
+    every = list(jobs())
     # The baselines first, and of the rest what is short: a killed run loses one job at most.
-    chosen.sort(key=lambda one: (one.seed, bool(one.row.bytes_share), one.peers))
-    results = kit.read(out)
-    if not arguments.report:
-        missing = [one for one in chosen if one.key not in results]
-        kit.measure_all(measure, missing, out, arguments.processes)
-        results = kit.read(out)
-    print(f"{kit.machine()}; means over the seeds.\n\n{tables(every, results)}")
+    every.sort(key=lambda one: (one.seed, bool(one.row.bytes_share), one.peers))
+    _, out = kit.measure_all(__doc__, measure, every, kit.RESULTS / "shares.json")
+    print(f"{kit.machine()}; means over the seeds.\n\n{tables(list(jobs()), kit.read(out))}")
 
 
 if __name__ == "__main__":
