@@ -293,9 +293,6 @@ class World:
 
     # what peers know of each other
 
-    def cell_of(self, name: str) -> int:
-        return 0
-
     def training(self) -> Sequence[str]:
         now = self.network.now
         gone = [name for name, until in self._gone.items() if until > now]

@@ -20,6 +20,7 @@ from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.peers.roster import Liveness
+from lowcomm_protocol.peers.shards import cell_of
 
 if TYPE_CHECKING:  # which imports this module
     from lowcomm_node.simulation.swarm import Swarm
@@ -48,7 +49,7 @@ class SimulatedPeer(PeerDriver):
         self.world = world
         self.replica = replica
         self.sync = replica.spec.sync
-        self.cell = world.cell_of(name)
+        self.cell = cell_of(replica.run_id, name, self.sync.cells)
         self.speed = speed
         self.training = False
         self.delay = 0.0
@@ -248,7 +249,8 @@ class _View:
         for other in peer.world.others(peer):  # as probes and the DHT show in a node
             peer.liveness.heard(other.name, now)
         training = (one for one in peer.world.training() if peer.liveness.is_alive(one, now))
-        return [one for one in training if peer.world.cell_of(one) == peer.cell]
+        run_id, cells = peer.replica.run_id, peer.sync.cells
+        return [one for one in training if cell_of(run_id, one, cells) == peer.cell]
 
     def training(self) -> list[tuple[str, int]]:
         return [(one.name, one.replica.clock.step) for one in self._peer.world.others(self._peer)]

@@ -24,7 +24,6 @@ from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.outer import worst_block_spread
 from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.shards import cell_of
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.state import Piece, fits
 
@@ -133,10 +132,6 @@ class Swarm:
             peer for peer in self.peers if peer.training or self._gone.get(peer.name, now) > now
         )
         return [peer.name for peer in there]
-
-    def cell_of(self, name: str) -> int:
-        """The number of a peer's cell."""
-        return cell_of(self.spec.run_id, name, self.spec.sync.cells)
 
     def others(self, *but: SimulatedPeer | str) -> Iterable[SimulatedPeer]:
         """All peers that train, but these."""
