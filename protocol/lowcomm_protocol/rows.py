@@ -37,12 +37,13 @@ def copy_flat(source: torch.Tensor, target: torch.Tensor) -> None:
     """Copy a tensor into another of its shape; in host memory by NumPy, in half of torch's time."""
     alike = source.dtype == target.dtype and source.is_cpu and target.is_cpu
     if alike and source.is_contiguous() and target.is_contiguous():
-        np.copyto(_array(target), _array(source))
+        np.copyto(array_of(target), array_of(source))
     else:
         target.copy_(source)
 
 
-def _array(tensor: torch.Tensor) -> Any:
+def array_of(tensor: torch.Tensor) -> Any:
+    """The same memory for NumPy and kernels: of a tensor in host memory."""
     return tensor.detach().numpy()  # pyright: ignore[reportUnknownMemberType]
 
 

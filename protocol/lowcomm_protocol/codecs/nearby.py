@@ -63,7 +63,8 @@ class NearbyReader:
     def read(self, start: int, own: Vector, data: memoryview) -> Vector:
         """What the other cell has beyond ``own``, which begins at ``start``: float32, 0 where it
         can't be known. Raises `CodecError` for what is no coded vector of this length."""
-        ranges, coded = self._here(start, start + own.size), _coded(data)
+        ranges = self._here(start, start + own.size)
+        coded = read_only(np.frombuffer(data, dtype=np.uint8))
         codes: Bytes = np.zeros(ranges.size, dtype=np.uint8)
         blocks, end = kernels.modulo_check(coded, own.size, BITS, codes)
         if blocks != ranges.size or end != coded.size:
@@ -80,7 +81,3 @@ class NearbyReader:
 
     def _here(self, start: int, stop: int) -> Vector:
         return self._ranges[start // BLOCK : -(-stop // BLOCK)]
-
-
-def _coded(data: memoryview) -> Bytes:
-    return read_only(np.frombuffer(data, dtype=np.uint8))

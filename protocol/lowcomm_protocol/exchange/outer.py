@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from lowcomm_protocol.codecs import BLOCK
-from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.errors import PlanError, SpecError
 from lowcomm_protocol.exchange import outer_kernels as kernels
+from lowcomm_protocol.rows import array_of
 from lowcomm_protocol.spec.outer import OuterSettings
 
 MAX_CLAIM = 2
@@ -43,7 +43,7 @@ def contribution(
     sent = torch.empty_like(phi) if out is None else out
     _check_alike(phi=phi, theta=theta, out=sent)
     gain, pull = np.float32(settings.gain), np.float32(settings.consensus)
-    kernels.contributed(_array(theta), _array(phi), gain, pull, _array(sent))
+    kernels.contributed(array_of(theta), array_of(phi), gain, pull, array_of(sent))
     return sent
 
 
@@ -69,7 +69,7 @@ def mean_contribution(
     shares = normalized([1.0] * count if weights is None else weights, count)
     for place, (one, share) in enumerate(zip(contributions, shares, strict=True)):
         add = kernels.add_scaled if place else kernels.scaled
-        add(_array(total), _array(one), np.float32(share))
+        add(array_of(total), array_of(one), np.float32(share))
     return total
 
 
@@ -95,7 +95,7 @@ def worst_block_spread(vectors: Sequence[torch.Tensor]) -> float:
     # The squares of all differences between two of n vectors sum to n times those from their mean.
     sums = np.zeros(-(-vectors[0].numel() // BLOCK), dtype=np.float32)
     for one, other in combinations(vectors, 2):
-        kernels.add_squares_apart(_array(one), _array(other), sums)
+        kernels.add_squares_apart(array_of(one), array_of(other), sums)
     return float(sums.max(initial=0.0) / BLOCK) ** 0.5 / len(vectors)
 
 
@@ -115,15 +115,15 @@ def outer_step(
     must. Raises `PlanError` for vectors that are not alike.
     """
     _check_alike(phi=phi, delta=delta, mean_c=mean_c)
-    mean = pooled = _array(mean_c)
+    mean = pooled = array_of(mean_c)
     if settings.consensus and progress is not None and own_decoded is not None:
         _check_alike(phi=phi, progress=progress, own_decoded=own_decoded)
         pooled, gain = np.empty_like(mean), np.float32(settings.gain)
-        kernels.pooled_of_own(_array(progress), _array(own_decoded), mean, gain, pooled)
+        kernels.pooled_of_own(array_of(progress), array_of(own_decoded), mean, gain, pooled)
     elif settings.consensus:
         pooled = np.empty_like(mean)
-        kernels.pooled_of_mean(mean, _array(phi), np.float32(settings.consensus), pooled)
-    settings.rule.step(settings, _array(phi), _array(delta), pooled)
+        kernels.pooled_of_mean(mean, array_of(phi), np.float32(settings.consensus), pooled)
+    settings.rule.step(settings, array_of(phi), array_of(delta), pooled)
 
 
 def merge(
@@ -144,7 +144,7 @@ def merge(
     vectors that are not alike.
     """
     _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured)
-    now, slow, captured = _array(theta), _array(phi_new), _array(theta_captured)
+    now, slow, captured = array_of(theta), array_of(phi_new), array_of(theta_captured)
     if settings.merge == "mix":
         return bool(kernels.mixed(now, slow, np.float32(1.0 - settings.mix), captured))
     return bool(kernels.shifted(now, slow, captured))
@@ -152,14 +152,14 @@ def merge(
 
 def are_finite(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether no value is NaN or infinite, of two float32 vectors in host memory: one pass."""
-    return bool(kernels.both_finite(_array(one).view(np.uint32), _array(other).view(np.uint32)))
+    return bool(kernels.both_finite(array_of(one).view(np.uint32), array_of(other).view(np.uint32)))
 
 
 def apart(vector: torch.Tensor, base: torch.Tensor, pull: float, out: torch.Tensor) -> torch.Tensor:
     """``vector - pull * base`` in ``out``, which may be ``vector``; product and difference are
     rounded to float32."""
     _check_alike(vector=vector, base=base, out=out)
-    kernels.pooled_of_mean(_array(vector), _array(base), np.float32(pull), _array(out))
+    kernels.pooled_of_mean(array_of(vector), array_of(base), np.float32(pull), array_of(out))
     return out
 
 
@@ -169,7 +169,7 @@ def square_apart(vector: torch.Tensor, base: torch.Tensor, pull: float) -> float
     The difference is rounded to float32, the sum to float64 from blocks of 256 on.
     """
     _check_alike(vector=vector, base=base)
-    array, onto = _array(vector), _array(base)
+    array, onto = array_of(vector), array_of(base)
     return float(kernels.square_and_product_of_apart(array, onto, onto, np.float32(pull))[0])
 
 
@@ -179,15 +179,10 @@ def square_and_cosine_apart(
     """`square_apart` of ``vector`` and ``phi``, to the same bits, and the cosine between that
     difference and ``theta - phi``, whose squared norm is ``own_square``; 0 for no length."""
     _check_alike(vector=vector, theta=theta, phi=phi)
-    arrays = _array(vector), _array(theta), _array(phi)
+    arrays = array_of(vector), array_of(theta), array_of(phi)
     square, product = kernels.square_and_product_of_apart(*arrays, np.float32(pull))
     lengths = math.sqrt(own_square * float(square))
     return float(square), float(product) / lengths if 0.0 < lengths < math.inf else 0.0
-
-
-def _array(vector: torch.Tensor) -> Vector:
-    """The same memory for a kernel: of a vector in host memory."""
-    return vector.detach().numpy()  # pyright: ignore[reportUnknownMemberType]
 
 
 def normalized(weights: Sequence[float], count: int) -> list[float]:
