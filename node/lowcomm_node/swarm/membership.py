@@ -20,7 +20,7 @@ from lowcomm_node.net.peer_channel import OTHER_CERTIFICATE
 from lowcomm_node.net.targets import places_of
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.own_record import OwnRecord, renewal_pause
+from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.tasks import Tasks, endure, repeat
 from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What, in_words
@@ -51,6 +51,13 @@ MAX_TOLD = 1024
 """Peers of which we remember what record of ours they have."""
 MAX_REFUSING = 8
 """Warnings that peers refuse us: the first ones say why."""
+
+
+RENEWALS = 3
+"""Records signed in the life of one, at least."""
+FIRST_RENEWAL, OF_PEER = 10.0, 2.0
+"""Seconds from one record to the next among few peers, and for each of more: small swarms see fresh
+figures, and keepers of a shard have the same to do in any."""
 
 
 def look_pause(poll: float, record_life: float, peers: int) -> float:
@@ -168,14 +175,15 @@ class Membership:
             warn = partial(self.warn, "defect")
             return endure(trouble, partial(repeat, work, pause), warn)
 
-        def until_look() -> float:
-            return look_pause(poll, life, 1 + len(roster.known(time())))
-
         await asyncio.gather(
             repeated(
                 "our record is not published", partial(self.publish, True), self._renewal_pause
             ),
-            repeated("no look for other peers", self.look, until_look),
+            repeated(
+                "no look for other peers",
+                self.look,
+                lambda: look_pause(poll, life, 1 + len(roster.known(time()))),
+            ),
             repeated("no probe of other peers", self._probe, lambda: PROBE_EVERY),
             repeated(
                 "the run is not published", self._watch, lambda: 10.0 if self.dht_peers else 2.0
@@ -458,4 +466,5 @@ class Membership:
         return self.own.record(life, self.entry_points, claim, pause)
 
     def _renewal_pause(self) -> float:
-        return renewal_pause(self.settings.record_life, len(self.roster.view.active))
+        usual = max(FIRST_RENEWAL, OF_PEER * len(self.roster.view.active))
+        return min(self.settings.record_life / RENEWALS, usual)

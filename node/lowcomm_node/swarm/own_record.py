@@ -18,17 +18,6 @@ from lowcomm_protocol.peers.records import (
     write_record,
 )
 
-RENEWALS = 3
-"""Records signed in the life of one, at least."""
-FIRST_RENEWAL, OF_PEER = 10.0, 2.0
-"""Seconds from one record to the next among few peers, and for each of more: small swarms see fresh
-figures, and keepers of a shard have the same to do in any."""
-
-
-def renewal_pause(life: float, peers: int) -> float:
-    """Seconds from one record that is valid for ``life`` seconds to the next, among ``peers``."""
-    return min(life / RENEWALS, max(FIRST_RENEWAL, OF_PEER * peers))
-
 
 @dataclass(kw_only=True)
 class OwnRecord:
