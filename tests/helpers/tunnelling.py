@@ -15,7 +15,7 @@ from lowcomm_node.net.control import Streams
 from lowcomm_node.net.ping import Echo
 from lowcomm_node.net.pipe import Pipes
 from lowcomm_node.net.server import ExchangeServer, ExchangeService
-from lowcomm_node.net.stream import CalleeStream, CallerStream, ChunkFrame
+from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.net.tls import Certificate, Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -37,8 +37,12 @@ async def soon(work: Awaitable[Any], deadline: float = DEADLINE) -> Any:
 
 async def received(stream: CallerStream) -> pb.Frame | None:
     """The next frame as the message that it stands for."""
-    frame = await soon(stream.receive())
-    return frame.whole() if isinstance(frame, ChunkFrame) else frame
+    return whole(await soon(stream.receive()))
+
+
+def whole(frame: Any) -> pb.Frame | None:
+    """A frame as the message that it stands for."""
+    return frame if frame is None else pb.Frame.FromString(frame.SerializeToString())
 
 
 async def echo(peer: str, stream: CalleeStream) -> None:
@@ -92,7 +96,7 @@ class End:
         """Begin a Swap with another."""
         stub = await self.channels.stub(other)
         call = stub.Swap(metadata=self.channels.metadata(other.peer_id), timeout=timeout)
-        return CallerStream(call, self.channels.meter(other.peer_id))
+        return CallerStream(call, self.channels.traffic.of(other.peer_id))
 
     async def introduce(self, other: PeerInfo) -> str:
         """What another answers to Describe: as whom it knows us."""

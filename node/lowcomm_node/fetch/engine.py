@@ -233,7 +233,7 @@ class PeerSession:
     async def _stream(self) -> None:
         channels, name = self._fetch.channels, self.peer.peer_id
         call = (await channels.stub(self.peer)).Fetch(metadata=channels.metadata(name))
-        stream = CallerStream(call, channels.meter(name))
+        stream = CallerStream(call, channels.traffic.of(name))
         try:
             enter = pb.Enter.FromString(self._download.enter.SerializeToString())
             await stream.send(pb.FetchRequest(enter=enter))

@@ -22,7 +22,7 @@ from lowcomm_node.net.server import ExchangeServer, ExchangeService, Handlers, O
 from lowcomm_node.net.stream import SWAP, read_frame, write_frame
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.net.tls import Gatekeeper, make_certificate
-from lowcomm_node.net.traffic import Meter, Traffic
+from lowcomm_node.net.traffic import Traffic
 from lowcomm_protocol.errors import LowcommError, Refusals
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.peers.records import PeerInfo
@@ -49,7 +49,7 @@ class Channels:
         # An empty one is false
         self._peer_limit = PeerLimit() if peer_limit is None else peer_limit
         self._peer_limit.make_room = self._drop_idle
-        self._traffic = traffic or Traffic()
+        self.traffic = traffic or Traffic()
         self._peers: OrderedDict[str, PeerChannel] = OrderedDict()
         self.dialer = Dialer(
             gatekeeper, pipes, targets or Targets(local=True), refusals or Refusals(), flow
@@ -86,10 +86,6 @@ class Channels:
             setattr(stub, name, counted(getattr(stub, name)))
         return stub
 
-    def meter(self, peer_id: str) -> Meter:
-        """Counts the contents to and from a peer."""
-        return self._traffic.of(peer_id)
-
     async def renew(self, flow: Options) -> None:
         """Open later channels with other options, and close idle ones until there are no more peers
         than the owner allows. Calls under way may end on the existing ones."""
@@ -124,7 +120,7 @@ class Channels:
 
     def describe(self, peer_id: str) -> PeerRoute:
         """What ``peers`` shows of a peer's route."""
-        peer_channel, meter = self._peers.get(peer_id), self._traffic.of(peer_id)
+        peer_channel, meter = self._peers.get(peer_id), self.traffic.of(peer_id)
         shown = peer_channel.describe() if peer_channel is not None else PeerRoute()
         if shown.route is None and self.dialer.pipes is not None:
             address = self.dialer.pipes.called_from(peer_id)

@@ -11,6 +11,7 @@ That is what protobuf writes. Whatever else it would read is left to it.
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any, Literal
 
 import grpc
@@ -54,10 +55,6 @@ class ChunkFrame:
     def SerializeToString(self) -> bytes:  # noqa: N802
         return b"".join((self._head(), self.data))
 
-    def whole(self) -> pb.Frame:
-        """The message."""
-        return pb.Frame.FromString(self.SerializeToString())
-
     def _head(self) -> bytes:
         offset = OFFSET + varint(self.offset) if self.offset else b""
         inner = offset + DATA + varint(len(self.data)) if self.data else offset
@@ -67,9 +64,8 @@ class ChunkFrame:
 AnyFrame = pb.Frame | ChunkFrame
 
 
-def write_frame(frame: AnyFrame) -> bytes:
-    """The bytes of a frame."""
-    return frame.SerializeToString()
+write_frame = methodcaller("SerializeToString")
+"""The bytes of a frame."""
 
 
 def read_frame(data: bytes) -> AnyFrame:

@@ -381,7 +381,7 @@ class Exchanger:
         # Ends a call that all our own deadlines have missed. gRPC would keep it for ever.
         timeout = 2 * self.peer.budget.deadlines.longest + 60
         call = stub.Swap(metadata=self.channels.metadata(peer), timeout=timeout)
-        return CallerStream(call, self.channels.meter(peer))
+        return CallerStream(call, self.channels.traffic.of(peer))
 
     @property
     def roster(self) -> Roster:

@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from helpers.tunnelling import EVE, chunk, pair, soon
+from helpers.tunnelling import EVE, chunk, pair, received, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.bandwidth import flow_options
@@ -34,7 +34,7 @@ async def test_a_channel_that_carries_a_call_is_not_closed_for_another():
         await soon(call.send(chunk(0, 8)))
         with pytest.raises(LinkLost, match="1 peers already: raise --max-peers"):
             await soon(ada.call(eve.info()))
-        assert (await soon(call.receive())).whole() == chunk(0, 8), "the call goes on"
+        assert await received(call) == chunk(0, 8), "the call goes on"
         await soon(call.close())
         peer_limit = ada.channels._peer_limit
         await until_async(
@@ -48,7 +48,7 @@ async def test_calls_of_a_peer_too_many_are_turned_away_and_others_go_on():
         bob.service.peer_limit.allow(1)
         call = await soon(ada.call(bob.info()))
         await soon(call.send(chunk(0, 8)))
-        assert (await soon(call.receive())).whole() == chunk(0, 8)
+        assert await received(call) == chunk(0, 8)
         late = await soon(eve.call(bob.info()))
         with pytest.raises(LinkLost, match="is busy"):
             await soon(late.receive())
@@ -61,7 +61,7 @@ async def test_calls_of_a_peer_too_many_are_turned_away_and_others_go_on():
         )
         other = await soon(eve.call(bob.info()))
         await soon(other.send(chunk(1, 8)))
-        assert (await soon(other.receive())).whole() == chunk(1, 8)
+        assert await received(other) == chunk(1, 8)
         await soon(other.close())
 
 
@@ -71,20 +71,20 @@ async def test_other_windows_hold_for_new_calls_while_those_under_way_go_on():
         info = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
         before = await soon(ada.call(info))
         await soon(before.send(chunk(0, 8)))
-        assert (await soon(before.receive())).whole() == chunk(0, 8)
+        assert await received(before) == chunk(0, 8)
         await soon(bob.server.renew(flow_options(1e6)))
         await ada.channels.renew(flow_options(1e6))
         after = await soon(ada.call(info))
         for number, call in enumerate((before, after, before, after), 1):
             await soon(call.send(chunk(number, 8)))
-            assert (await soon(call.receive())).whole() == chunk(number, 8)
+            assert await received(call) == chunk(number, 8)
         (old,) = bob.server._retiring
         await soon(old.stop(0))
         with pytest.raises(LinkLost):
             while True:
                 await soon(before.receive())
         await soon(after.send(chunk(5, 8)))
-        assert (await soon(after.receive())).whole() == chunk(5, 8), (
+        assert await received(after) == chunk(5, 8), (
             "whoever comes later is taken in by the new one"
         )
         closing = asyncio.create_task(bob.server.close())
