@@ -172,10 +172,6 @@ class PackStore(Download[PackSource]):
 
     # what is here
 
-    def has(self, piece: int) -> bool:
-        """Whether a piece is here and verified."""
-        return self.file.has(piece)
-
     def is_whole(self) -> bool:
         """Whether all pieces are here."""
         return self.count_held() == self.part.piece_count
@@ -216,7 +212,7 @@ class PackStore(Download[PackSource]):
         self._waiters.append(waiter)
         try:
             await self._room.make(self, lacking)
-            self._ask_for(piece for piece in lacking if not self.has(piece))
+            self._ask_for(piece for piece in lacking if not self.file.has(piece))
             if self._work is None:
                 self._work = asyncio.create_task(self._run())
             await waiter.done
@@ -231,10 +227,10 @@ class PackStore(Download[PackSource]):
     async def _check(self, pieces: Collection[int]) -> set[int]:
         """Read those of these pieces that are here and were not verified yet. Returns those that
         are not here."""
-        lacking = {piece for piece in pieces if not self.has(piece)}
+        lacking = {piece for piece in pieces if not self.file.has(piece)}
         if lacking:
             await asyncio.to_thread(self.file.check, lacking)
-            lacking = {piece for piece in lacking if not self.has(piece)}
+            lacking = {piece for piece in lacking if not self.file.has(piece)}
         if self.file.is_own:
             self._damaged.difference_update(pieces)
             self._damaged |= lacking
@@ -251,7 +247,7 @@ class PackStore(Download[PackSource]):
         try:
             if self.file.is_own and piece not in self._damaged:
                 await self._check([piece])  # before its first use
-            if not self.has(piece):
+            if not self.file.has(piece):
                 raise RetryLater("does not have that piece any more")
             yield
             self.bytes_given += size
@@ -273,7 +269,7 @@ class PackStore(Download[PackSource]):
 
     def worth(self, piece: int) -> tuple[bool, float]:
         """A larger value for a piece that is dropped later."""
-        return self.has(piece) and not self.copies(piece), self._used.get(piece, 0.0)
+        return self.file.has(piece) and not self.copies(piece), self._used.get(piece, 0.0)
 
     async def drop(self, pieces: Collection[int]) -> None:
         """Give the space of pieces back. Raises DiskFull where the file system can't."""

@@ -112,8 +112,9 @@ class StateDownload(Download[StateOffer]):
                 offer = StateOffer(peer=path.stem, is_open=False, manifest=manifest, path=path)
                 self._offers.append(offer)
         if self._offers:
-            for index in range(len(self.form.pieces)):
-                digest = sha256(self._stored(index)).digest()
+            for index, piece in enumerate(self.form.pieces):
+                stored = os.pread(self._state, piece.size, self._offsets[index])
+                digest = sha256(stored).digest()
                 for offer in self._offers:
                     if offer.manifest.digests[index] == digest and self.fits(offer, index):
                         self._hold(index, offer)
@@ -127,9 +128,6 @@ class StateDownload(Download[StateOffer]):
         with suppress(OSError, ProtocolViolation):
             return read_manifest(path.read_bytes(), self.form)
         return None
-
-    def _stored(self, index: int) -> bytes:
-        return os.pread(self._state, self.form.pieces[index].size, self._offsets[index])
 
     def close(self) -> None:
         """Leave the folder as it is."""
@@ -294,7 +292,7 @@ class StateDownload(Download[StateOffer]):
         from lowcomm_protocol.state import apart, read_piece
 
         other, piece = self._held.get(index), self.form.pieces[index]
-        stored = await asyncio.to_thread(self._stored, index)
+        stored = await asyncio.to_thread(os.pread, self._state, piece.size, self._offsets[index])
         distance = await asyncio.to_thread(lambda: apart(values, read_piece(piece, stored)))
         offer.auditing = None
         if other is None or self._held.get(index) is not other:

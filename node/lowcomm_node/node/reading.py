@@ -160,7 +160,8 @@ class TextReader:
             held.is_kept = held.is_resumed = False
         self._held = {}
         for piece in ready.text:
-            self._held[piece] = before.pop(piece, None) or self._new(piece)
+            block = self._deals[piece.part].block(piece.piece)
+            self._held[piece] = before.pop(piece, None) or _Held(piece, block)
             self._held[piece].is_resumed = True
         self._held |= before
         self._again.clear()
@@ -246,11 +247,8 @@ class TextReader:
             piece = self._shared.choose(part, [*self._held, *self._ended, *self._skipped])
             if piece is None:
                 return
-            self._held[piece] = self._new(piece)
+            self._held[piece] = _Held(piece, self._deals[part].block(piece.piece))
             self._begin(self._held[piece])
-
-    def _new(self, piece: TextPiece) -> _Held:
-        return _Held(piece, self._deals[piece.part].block(piece.piece))
 
     async def _read_again(self, part: int) -> None:
         """Let training go on with text that is here, while the next comes slowly, or not at all."""
@@ -261,7 +259,7 @@ class TextReader:
             return
         store = self._text.stores[part]
         training = range(store.part.training_pieces)
-        here = tuple(islice((piece for piece in training if store.has(piece)), MOST_AGAIN))
+        here = tuple(islice((piece for piece in training if store.file.has(piece)), MOST_AGAIN))
         is_missing = any(held.given < long_ago for held in lacking)
         if here and (is_missing or len(here) >= ENOUGH * len(lacking[0].block)):
             self._again.add(part)
@@ -344,7 +342,7 @@ class TextReader:
         now = monotonic()
         for held in [held for held in self._held.values() if not held.is_here]:
             store = self._text.stores[held.piece.part]
-            lacking = [piece for piece in held.block if not store.has(piece)]
+            lacking = [piece for piece in held.block if not store.file.has(piece)]
             if not lacking or any(store.is_coming(piece) for piece in lacking):
                 held.given = now
             is_last = len(held.block) == store.part.training_pieces  # there is nothing else to read

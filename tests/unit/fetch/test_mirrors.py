@@ -163,7 +163,7 @@ async def test_pieces_and_their_list_come_from_a_mirror_unless_it_sends_others(
             assert "sent 3 wrong pieces" in warnings[0] and set(store.missing) == set(ALL)
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            assert not any(map(store.has, ALL))
+            assert not any(map(store.file.has, ALL))
         await store.close()
     assert all(f"Host: {NAME}" in head for head in web.asked)
 

@@ -68,7 +68,7 @@ async def test_a_flipped_bit_costs_a_peer_its_piece_and_no_more(tmp_path: Path) 
         known = [callees[0].info()]
         store = store_of(tmp_path / "c", channels, known)
         work = asyncio.create_task(store.have(ALL, shown.append))
-        await until_async(lambda: asyncio.sleep(0, sum(map(store.has, ALL)) == 19), 30, "others")
+        await until_async(lambda: asyncio.sleep(0, sum(map(store.file.has, ALL)) == 19), 30, "others")
         await until_async(lambda: asyncio.sleep(0, "nobody" in shown[-1]), 30, "it is told")
         assert shown[-1].startswith("piece 5 of text: nobody that answers has it")
         known.append(callees[1].info())
@@ -86,7 +86,7 @@ async def test_a_peer_with_wrong_pieces_is_left_out_and_others_are_asked(tmp_pat
         store = store_of(tmp_path / "c", channels, infos[:1], warnings=warnings)
         work = asyncio.create_task(store.have([3, 4, 5]))
         await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "the liar is found")
-        assert "sent 3 wrong pieces of text" in warnings[0] and not store.has(5)
+        assert "sent 3 wrong pieces of text" in warnings[0] and not store.file.has(5)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         await store.close()
@@ -125,13 +125,13 @@ async def test_unused_pieces_make_room_the_only_copy_last_and_nothing_that_is_ne
                 await store.drop([])
         store.holders[holder] = bytes([0b1101_1111, 0xFF, 0xF0])  # not piece 2
         await soon(store.have([3]))
-        assert [piece for piece in ALL if store.has(piece)] == [0, 2, 3, TRAINING]
+        assert [piece for piece in ALL if store.file.has(piece)] == [0, 2, 3, TRAINING]
         assert store.path.stat().st_blocks <= blocks, "the space of piece 1 was given back"
         store.holders[holder] = bytes([0b1101_1111, 0xFF, 0xF0])
         store.assigned = lambda: {0, 2, 3}
         with pytest.raises(DiskFull, match="raise it"):
             await store.have([4])
-        assert store.has(3) and not store.missing
+        assert store.file.has(3) and not store.missing
         await store.close()
     kept = opened(tmp_path / "b")
     assert [piece for piece in ALL if kept.has(piece)] == [0, 2, 3, TRAINING]
@@ -171,7 +171,7 @@ async def test_a_pack_of_the_owner_is_read_in_place_and_never_written(tmp_path: 
     async with givers(store) as callees, calling(identity(9)) as channels:
         taker = store_of(tmp_path / "b", channels, [callees[0].info()])
         await soon(taker.have([0, 5]))
-        assert taker.has(5) and store.has(5), "verified when it was first given"
+        assert taker.file.has(5) and store.file.has(5), "verified when it was first given"
         await taker.close()
     again = opened(tmp_path / "a", own, DIGESTS)
     assert [piece for piece in ALL if again.has(piece)] == [0, 2, 5]
