@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,14 +35,14 @@ class ChatTemplate:
     def __init__(self, template: str, tokens: Mapping[str, str]) -> None:
         """``tokens``: texts such as ``bos_token``. Raises ConfigError."""
         self.source = template
-        self._tokens = tokens
         errors = load_optional("jinja2", "A chat template", "hf")
         try:
-            self._template = compile_template(template)
+            compiled = compile_template(template)
         except errors.TemplateError as error:
             raise ConfigError(
                 f"The chat template is not read ({error}): use that of another tokenizer."
             ) from None
+        self._render = partial(render, compiled, words=tokens)
 
     def read(self, value: object, field: str, where: str) -> list[bytes]:
         """A conversation as text for `encode_chat`. Several, one for each answer, where the
@@ -80,9 +81,6 @@ class ChatTemplate:
         same = (n for n, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1])
         first = len(before) if text.startswith(before) else next(same, len(text))
         return (first, len(text)), text
-
-    def _render(self, messages: Sequence[dict[str, Any]], prompt: bool) -> str:
-        return render(self._template, messages, prompt, self._tokens)
 
 
 def words_of(tokenizer: Tokenizer, export: ExportSettings) -> dict[str, str]:

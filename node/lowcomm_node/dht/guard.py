@@ -50,7 +50,7 @@ from lowcomm_node.net.hivemind_parts import (
     ValueWithExpiration,
 )
 from lowcomm_node.system.quota import prefixes_of
-from lowcomm_protocol.errors import Reason
+from lowcomm_protocol.errors import Reason, What
 from lowcomm_protocol.peers.shards import rank
 from lowcomm_protocol.peers.view import OF_PLACE
 
@@ -203,7 +203,7 @@ class OwnRecords(RecordValidatorBase):
         return True
 
     def _refuse(self, reason: Reason) -> bool:
-        self._provenances.refuse(reason)
+        self._provenances.refusals.count(What.RECORD, reason)
         return False
 
 

@@ -136,7 +136,7 @@ class Provenances:
         cached: an invalid one may become valid with time.
         """
         if len(stored) > MAX_VALUE + 1:
-            self.refuse(Reason.TOO_LARGE)
+            self.refusals.count(What.RECORD, Reason.TOO_LARGE)
             return None
         # Hash the subkey on its own: with plain concatenation, a longer subkey and a shorter value
         # could have the same digest.
@@ -148,18 +148,14 @@ class Provenances:
             # ValueError: text that can't be encoded.
             except (LowcommError, ValueError) as error:
                 if digest not in self._refused:
-                    self.refuse(
-                        error.reason if isinstance(error, LowcommError) else Reason.MALFORMED
-                    )
+                    known = isinstance(error, LowcommError)
+                    reason = error.reason if known else Reason.MALFORMED
+                    self.refusals.count(What.RECORD, reason)
                     self._refused[digest] = True
                 return None
             self._known[digest] = found
         # A record that was taken while our own clock was ahead as well must not hide newer ones.
         return found if found.expires > now and not is_from_future(found.issued, now) else None
-
-    def refuse(self, reason: Reason) -> None:
-        """Count a refused record."""
-        self.refusals.count(What.RECORD, reason)
 
     def _examine(self, stored: bytes, subkey: str, now: float) -> Provenance:
         kind, value = stored[:1], unpack(stored)

@@ -48,7 +48,8 @@ class Entry:
         self.board = board
         self.refusals = refusals
         self._kept = remembered_run(settings)
-        known = read_remembered(self._file_of(self._kept), time()) if self._kept else []
+        file_of = settings.paths.remembered_peers
+        known = read_remembered(file_of(self._kept.fingerprint), time()) if self._kept else []
         self.remembered = [address for peer in known for address in peer.addresses]
         """Addresses of the swarm at earlier times."""
         self.discovery: Discovery = open_discovery(
@@ -75,7 +76,8 @@ class Entry:
         looking = Waiting("looking-for-swarm", f"looking for the swarm at {known_at}")
         self.board.enter("joining", looking)
         if self._kept is not None:
-            await self.rejoin.keep(self._file_of(self._kept))
+            file = self.settings.paths.remembered_peers(self._kept.fingerprint)
+            await self.rejoin.keep(file)
         await self.discovery.start()
         await self._prober.serve()
 
@@ -103,7 +105,7 @@ class Entry:
         Raises NotAdmitted, VersionError.
         """
         check_trainable(run.spec)
-        await self.rejoin.keep(self._file_of(run))
+        await self.rejoin.keep(self.settings.paths.remembered_peers(run.fingerprint))
         trouble, warn = "the node does not come back to its swarm", self.board.warning("defect")
         self._tasks.start(endure(trouble, self.rejoin.run, warn))
         admission = RunAdmission(self.settings, run, self.identity.peer_id, time())
@@ -126,9 +128,6 @@ class Entry:
         await self._prober.close()
         await self.rejoin.save()
         await self.discovery.close()
-
-    def _file_of(self, run: SignedRun) -> Path:
-        return self.settings.paths.remembered_peers(run.fingerprint)
 
 
 class Departure:

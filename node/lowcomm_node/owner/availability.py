@@ -198,9 +198,8 @@ def _on_battery() -> bool | None:
     return None
 
 
-def _elapsed() -> float:
-    """Seconds that go on while the machine sleeps, and that no change of its clock moves."""
-    return clock.clock_gettime(getattr(clock, "CLOCK_BOOTTIME", clock.CLOCK_MONOTONIC))
+_elapsed = partial(clock.clock_gettime, getattr(clock, "CLOCK_BOOTTIME", clock.CLOCK_MONOTONIC))
+"""Seconds that go on while the machine sleeps, and that no change of its clock moves."""
 
 
 class Availability:

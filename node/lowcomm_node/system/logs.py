@@ -7,6 +7,7 @@ own events; ``status/events.py`` lists them all.
 import logging
 import sys
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
 from typing import Any, ClassVar, TextIO, dataclass_transform
 
 import structlog
@@ -52,14 +53,13 @@ _SHARED: list[Processor] = [
 ]
 
 
-def _console(colors: bool) -> structlog.dev.ConsoleRenderer:
-    return structlog.dev.ConsoleRenderer(
-        colors=colors,
-        timestamp_key="time",
-        pad_event_to=24,
-        # The other ones print local variables, among them the tokens of requests.
-        exception_formatter=structlog.dev.plain_traceback,
-    )
+_console = partial(
+    structlog.dev.ConsoleRenderer,
+    timestamp_key="time",
+    pad_event_to=24,
+    # The other ones print local variables, among them the tokens of requests.
+    exception_formatter=structlog.dev.plain_traceback,
+)
 
 
 structlog.configure(processors=[*_SHARED, _console(colors=False)])  # until ``configure_logs``
@@ -91,7 +91,7 @@ def configure_logs(verbosity: int = 0, as_json: bool | None = None) -> None:
         last.append(structlog.processors.format_exc_info)
         last.append(structlog.processors.JSONRenderer(default=str))
     else:
-        last.append(_console(terminal))
+        last.append(_console(colors=terminal))
     formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=last)
     handler = _StderrHandler()
     handler.setFormatter(formatter)
