@@ -68,7 +68,9 @@ async def test_a_flipped_bit_costs_a_peer_its_piece_and_no_more(tmp_path: Path) 
         known = [callees[0].info()]
         store = store_of(tmp_path / "c", channels, known)
         work = asyncio.create_task(store.have(ALL, shown.append))
-        await until_async(lambda: asyncio.sleep(0, sum(map(store.file.has, ALL)) == 19), 30, "others")
+        await until_async(
+            lambda: asyncio.sleep(0, sum(map(store.file.has, ALL)) == 19), 30, "others"
+        )
         await until_async(lambda: asyncio.sleep(0, "nobody" in shown[-1]), 30, "it is told")
         assert shown[-1].startswith("piece 5 of text: nobody that answers has it")
         known.append(callees[1].info())
