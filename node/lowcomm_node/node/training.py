@@ -18,7 +18,7 @@ from lowcomm_node.errors import ConfigError, TrainerError, TrainerLost
 from lowcomm_node.fetch.catch_up import CatchUp, state_form
 from lowcomm_node.fetch.files import Provider
 from lowcomm_node.node.entry import LEAVE_DEADLINE
-from lowcomm_node.node.ipc import TrainerEvent
+from lowcomm_node.node.ipc import FailureKind, TrainerEvent
 from lowcomm_node.node.messages import (
     Amend,
     Cooling,
@@ -364,12 +364,13 @@ class Training:
 
     async def _recover(self, membership: Membership, error: TrainerError) -> None:
         """Clean up after a failed trainer, and wait. Raises NodeError if another try is no use."""
-        if self._state.ready is None and not isinstance(error, TrainerLost):
-            raise error  # it has never run, and says why
+        never_ran = self._state.ready is None and not isinstance(error, TrainerLost)
         failure = await self._supervisor.explain(error)
+        if never_ran and failure.kind is not FailureKind.LENDER:
+            raise error  # which says why
         pause_seconds = self._failures.failed(failure)
-        count = self._failures.count
-        text = f"{failure.reason.rstrip('.')} (failure {count} in a row, at step {failure.step})"
+        row = f"failure {self._failures.count} in a row, " if self._failures.count else ""
+        text = f"{failure.reason.rstrip('.')} ({row}at step {failure.step})"
         self._board.enter("restarting", Waiting("trainer-failed", text))
         self._board.warn("trainer-failed", f"the trainer failed: {text}")
         await self._exchanger.close("the trainer failed", 0.0)
