@@ -196,12 +196,6 @@ LONGER = (
     group(550, 34, 0.7, **LONG_RUN),
     group(2000, 125, 0.7, **LONG_RUN),
 )
-LONGER_OFTEN = tuple(
-    replace(row, **LONG_RUN | {"peers": (4,)})
-    for row in (REMEMBERING[0], REMEMBERING[1], GROUPS[0], GROUPS[4])
-)
-"""Whether a longer run lets frequent exchanges keep more, too: no points of a plan, which compares
-runs of 1,000 steps."""
 ROWS = (
     *BASELINES,
     *PAIRS,
@@ -209,7 +203,6 @@ ROWS = (
     *WITH_MANY,
     *LIMITS,
     *LONGER,
-    *LONGER_OFTEN,
 )
 
 

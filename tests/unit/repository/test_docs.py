@@ -10,7 +10,6 @@ import pytest
 
 from lowcomm_node.doctor.checks import CHECKS
 from lowcomm_protocol.codecs import CODECS, codec
-from lowcomm_protocol.spec.names import OUTER_RULES
 from lowcomm_protocol.spec.presets import PRESETS
 
 ROOT = Path(__file__).parents[3]
@@ -92,17 +91,17 @@ def test_the_page_of_the_doctor_lists_its_checks_in_their_order() -> None:
     assert listed == [check.__name__ for check in CHECKS]
 
 
-def test_the_documented_codec_rule_and_method_of_your_own_work_as_they_stand() -> None:
+def test_the_documented_codec_and_method_of_your_own_work_as_they_stand() -> None:
     code = (DOCS / "methods.md").read_text().split("```python")[2].split("```")[0]
     names: dict[str, Any] = {"__name__": "docs"}
     try:
         exec(compile(code, "docs/methods.md", "exec"), names)
         sync, vector = names["spec"].sync, np.linspace(-1, 1, 300, dtype=np.float32)
-        assert (sync.method, sync.codec, sync.outer) == ("mine", "eight", "averaging")
+        assert (sync.method, sync.codec) == ("mine", "eight")
         coded, decoded = bytearray(codec("eight").coded_size(300)), np.empty_like(vector)
         codec("eight").encode(vector, memoryview(coded))
         codec("eight").decode(memoryview(coded), decoded)
         assert np.abs(decoded - vector).max() <= 0.5 / 127 + 1e-6
     finally:
-        for table, name in ((CODECS, "eight"), (OUTER_RULES, "averaging"), (PRESETS, "mine")):
+        for table, name in ((CODECS, "eight"), (PRESETS, "mine")):
             table.unregister(name)
