@@ -126,20 +126,16 @@ def presets() -> Iterator[str]:
 
 
 def added() -> Iterator[str]:
-    """The settings that came after 0.1, and what a document without them means."""
-    yield from ("| setting | a document without it means |", "|---|---|")
+    """The settings that came after 0.1, each with what a document without it means where that is
+    another value than the default."""
+    defaults = {row.split(" | ")[0]: row.split(" | ")[2] for row in [*settings()][2:]}
+    names = list[str]()
     for name, before in ADDED.items():
-        value = list(before) if isinstance(before, tuple) else before
-        yield f"| `{name}` | {_plain(value)} |"
-
-
-def events() -> Iterator[str]:
-    """Every event: its names, and what it means."""
-    yield ""
-    for kind in KINDS:
-        names = ", ".join(f"`{name}`" for name in kind.names())
-        yield from _wrapped(f"- **{names}**: {(inspect.getdoc(kind) or '').splitlines()[0]}")
-    yield ""
+        value = _plain(list(before) if isinstance(before, tuple) else before)
+        names.append(f"`{name}`")
+        if defaults.get(f"| `{name}`", value) != value:
+            names[-1] += f" ({value})"
+    yield from ("", *textwrap.wrap(", ".join(names), 100, break_on_hyphens=False), "")
 
 
 def schema() -> str:
@@ -166,10 +162,6 @@ def _records(kinds: Iterable[Any]) -> Iterator[type]:
             yield from _records(get_type_hints(kind).values())
         else:
             yield from _records(get_args(kind))
-
-
-def _wrapped(entry: str, columns: int = 100) -> list[str]:
-    return textwrap.wrap(entry, columns, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def planned(parameters: str, line: Mapping[str, Any]) -> Iterator[str]:
@@ -222,7 +214,6 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "owner": owner,
     "presets": presets,
     "added": added,
-    "events": events,
     "plan-narrow": partial(planned, "100M", NARROW),
     "plan-truth": truth,
 }
