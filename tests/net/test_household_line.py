@@ -37,7 +37,10 @@ method = "{method}"
 interval = {interval}
 """
 """Its windows take longer to compute than its weights to cross a line."""
-PLAIN = (b'{"windows"', b'{"spec"', b'{"here"', b'{"loss"', b'{"ask"', b'{"started"')
+PLAIN = (
+    *(b'{"windows"', b'{"spec"', b'{"here"', b'{"loss"', b'{"ask"', b'{"started"'),
+    *(b'{"stage"', b'{"do"', b'{"alive"', b'{"answer"'),
+)
 """How headers of a link and of a worker begin."""
 _EVERY_PROTOCOL = 3
 
@@ -81,6 +84,37 @@ def seen(status: dict[str, Any]) -> dict[str, Any]:
     """What a status says of the only lender."""
     found = status["trainer"]["lenders"]
     return found[0] if found else {"away": "no step yet", "moved": 0}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rate", [1e9, 100e6])
+def test_stages_on_a_line_that_is_pulled_out_go_on_once_it_is_back(
+    rate: float, lab: Lab, tmp_path: Path
+) -> None:
+    host, others = lab.public("head"), lab.public("others")
+    far = lab.public("lender", link=Link(rate=rate, delay=0.0002))
+    swarm = Swarm(tmp_path, SPEC, start_peers=3)
+    lender = Lender(far, tmp_path / "lender")
+    with Tap(far).listening() as tap:
+        swarm.serve(others)
+        lender.pair(host, tmp_path / "head")
+        ours = ("--with", lender.address, "--household", "stages", "--checkpoint-every", "5")
+        head = swarm.node(host, *ours)
+        nodes = [
+            Resident(others, tmp_path / f"plain{k}", swarm.address, "--port", str(31350 + k))
+            for k in range(2)
+        ]
+        head.until(lambda s: seen(s).get("blocks"), "the lender holds blocks", LONG)
+        until_exchanged((head, *nodes), 2, LONG)
+        far.link.outage(True)
+        gone = head.until(lambda s: s["waiting_code"] == "lender-awaited", "it is silent", LONG)
+        head.until(lambda s: s["trainer"]["failures"], "the step has ended", LONG)
+        until_exchanged(tuple(nodes), 1, LONG)
+        far.link.outage(False)
+        steps = gone["trainer"]["steps"] + 5
+        head.until(lambda s: s["trainer"]["steps"] > steps, "training goes on", LONG)
+        until_exchanged((head, *nodes), 1, LONG)
+        assert not tap.plain
 
 
 def moves_more(head: Resident, than: int, what: str) -> dict[str, Any]:

@@ -373,6 +373,6 @@ def kind_of(reason: str, exit_code: int, reported: FailureKind | None = None) ->
     """Kind of a failure, from the report of a trainer."""
     if reported == FailureKind.MEMORY or "out of memory" in reason.lower():
         return FailureKind.MEMORY
-    if reported in (FailureKind.DIVERGED, FailureKind.LENDER):
+    if reported is FailureKind.DIVERGED or reported is FailureKind.LENDER:
         return reported
     return FailureKind.UNFIT if exit_code in _UNFIT else FailureKind.ERROR
