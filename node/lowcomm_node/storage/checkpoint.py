@@ -51,7 +51,7 @@ _END_OF_TIME = 253_402_300_800.0  # the year 10,000, in seconds since the epoch
 _OVERHEAD = 1 << 20  # bytes of headers, manifest and the file system's own records
 
 
-class PartFile(BaseModel):
+class CheckpointFile(BaseModel):
     """File of a checkpoint."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -74,7 +74,7 @@ class CheckpointInfo(BaseModel):
     path: Path
     step: int
     created_at: Annotated[float, Field(ge=0, lt=_END_OF_TIME)]  # seconds since the epoch
-    parts: Annotated[list[PartFile], Field(alias="files")]
+    parts: Annotated[list[CheckpointFile], Field(alias="files")]
     meta: dict[str, Any]
 
     @model_validator(mode="after")
