@@ -221,7 +221,7 @@ class Polled(Generic[T]):
                 sleep(1.0)
 
 
-class Gpu:
+class GpuMeter:
     """Meter of a GPU, by its UUID."""
 
     def __init__(self, uuid: str) -> None:
@@ -243,12 +243,12 @@ class Unknown:
         return Accelerator(kind="gpu", name="")
 
 
-Meter = Gpu | Processor | Unknown
+Meter = GpuMeter | Processor | Unknown
 
 
 def meter_of(device: str, gpu: str, pid: int) -> Meter:
     """Meter for a device that trains, as torch calls it; ``gpu``: its UUID, if it is a card of
     NVIDIA; ``pid``: of the process. Raises psutil.Error if that has ended."""
     if gpu:
-        return Gpu(gpu)
+        return GpuMeter(gpu)
     return Processor(pid) if device.startswith("cpu") else Unknown()

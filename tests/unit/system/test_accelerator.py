@@ -17,7 +17,7 @@ from lowcomm_node.system.accelerator import (
     STALE_SECONDS,
     Accelerator,
     Card,
-    Gpu,
+    GpuMeter,
     Processor,
     meter_of,
     names_of,
@@ -35,7 +35,7 @@ def test_a_driver_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
         return SimpleNamespace(used=3, total=8)
 
     FakeLibrary(monkeypatch).calls["nvmlDeviceGetMemoryInfo"] = memory
-    meter = Gpu("GPU-1")
+    meter = GpuMeter("GPU-1")
     until(lambda: meter.look(monotonic()).load == 0.5, 30, "its first look")
     assert meter.look(monotonic() + STALE_SECONDS + 1) == Accelerator(kind="gpu", name="Large 9")
     hanging.set()
@@ -46,7 +46,7 @@ def test_what_trains_is_what_is_looked_at():
     assert isinstance(meter_of("cpu", "", own), Processor)
     assert isinstance(meter_of("cpu (rank 1)", "", own), Processor)
     assert meter_of("mps:0", "", own).look(0.0) == Accelerator(kind="gpu", name="")
-    assert isinstance(meter_of("cuda:0", "GPU-1", own), Gpu)
+    assert isinstance(meter_of("cuda:0", "GPU-1", own), GpuMeter)
 
 
 def test_devices_that_an_owner_names_are_known_without_torch(monkeypatch: pytest.MonkeyPatch):
