@@ -113,10 +113,10 @@ def run_of_parameters(text: str, peers: int, vocab: int | None = None) -> RunSpe
             feed_forward=feed_forward,
         )  # fmt: skip
 
-    def distance(width: int) -> float:
-        return abs(log(count_parameters(shape(width, width // USUAL)) / parameters))
-
-    width = min(range(HEAD, WIDEST + 1, HEAD), key=distance)
+    width = min(
+        range(HEAD, WIDEST + 1, HEAD),
+        key=lambda one: abs(log(count_parameters(shape(one, one // USUAL)) / parameters)),
+    )
     least, more = (count_parameters(shape(width, layers)) for layers in (1, 2))
     layers = max(1, round((parameters - least) / (more - least)) + 1)
     spec = RunSpec.model_validate(

@@ -43,7 +43,7 @@ def contents(sync: SyncSettings, numel: int, members: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class LinePace:
     """Exchanges of fragments of mean size on a line."""
 
     coded: float
@@ -58,7 +58,7 @@ class Pace:
     """Steps between two exchanges of a fragment that result: ``sync.interval``, or more."""
 
 
-def pace_on(line: Line, sync: SyncSettings, coded: float, values: float) -> Pace:
+def pace_on(line: Line, sync: SyncSettings, coded: float, values: float) -> LinePace:
     """The pace of exchanges of ``coded`` bytes each, for fragments of ``values`` values."""
     members = min(sync.group, line.peers)
     of_group = (members - 1) * (CONTROL_OF_GROUP + CONTROL_OF_MEMBER * members)
@@ -73,7 +73,7 @@ def pace_on(line: Line, sync: SyncSettings, coded: float, values: float) -> Pace
     alone = 1 + max(sync.overlap, ceil(ready / line.step_seconds))
     # A fragment that merges late is next due at a multiple of the interval.
     due = sync.interval * ceil(alone / sync.interval)
-    return Pace(
+    return LinePace(
         coded=coded,
         sent=sent,
         line_seconds=line_seconds,

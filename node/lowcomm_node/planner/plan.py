@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lowcomm_node.planner.line import Line
-from lowcomm_node.planner.pace import FRAMING, Pace, contents, pace_on
+from lowcomm_node.planner.pace import FRAMING, LinePace, contents, pace_on
 from lowcomm_node.system.units import seconds
 from lowcomm_node.trainer.memory import count_trained, estimate_memory
 from lowcomm_node.trainer.micro_batch import Cut
@@ -202,7 +202,7 @@ def _fit(spec: RunSpec, line: Line) -> RunSpec:
     return spec
 
 
-def _pace(spec: RunSpec, line: Line) -> Pace:
+def _pace(spec: RunSpec, line: Line) -> LinePace:
     sync, values = spec.sync, round(count_trained(spec) / spec.sync.fragments)
     near, resent = _nearest(spec, line, sync.interval), 1.0
     if near is not None:
