@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import replace
 
-from lowcomm_node.node.ipc import Message, decode, encode
+from lowcomm_node.node.ipc import TrainerMessage, decode, encode
 from lowcomm_node.node.messages import (
     Build,
     Done,
@@ -56,7 +56,7 @@ def main() -> None:
         )
     pace = float(details[0]) if what == "pace" else STEP
 
-    def send(message: Message, number: int | None = None) -> None:
+    def send(message: TrainerMessage, number: int | None = None) -> None:
         with lock:
             sock.sendall(encode(message, number))
 

@@ -28,7 +28,7 @@ from lowcomm_node.system.logs import Event
 MAX_LINE = 4 * 1024 * 1024
 SHOWN = 60
 """Characters of a wrong value that an error quotes."""
-TABLE: "dict[str, type[Message]]" = {}
+TABLE: "dict[str, type[TrainerMessage]]" = {}
 """Every message by its name on the wire."""
 AS_JSON = ConfigDict(
     extra="forbid",
@@ -41,7 +41,7 @@ AS_JSON = ConfigDict(
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-class Message:
+class TrainerMessage:
     """The base of all messages. A subclass with a name becomes a frozen dataclass of the table."""
 
     __pydantic_config__ = AS_JSON
@@ -55,18 +55,18 @@ class Message:
             cls.wire_name = name
 
 
-class Answer(Message):
+class Answer(TrainerMessage):
     """The trainer's answer to a request."""
 
 
-class TrainerEvent(Message, Event):
+class TrainerEvent(TrainerMessage, Event):
     """A report of the trainer that nothing asked for."""
 
 
 A = TypeVar("A", bound=Answer)
 
 
-class Request(Message, Generic[A]):
+class Request(TrainerMessage, Generic[A]):
     """A request of the daemon to the trainer; ``A`` is the type of the answer."""
 
     answer: ClassVar[type[Answer]]
@@ -85,18 +85,18 @@ class Request(Message, Generic[A]):
 
 
 @cache
-def _adapter(kind: type[Message]) -> TypeAdapter[Any]:
+def _adapter(kind: type[TrainerMessage]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def encode(message: Message, number: int | None = None) -> bytes:
+def encode(message: TrainerMessage, number: int | None = None) -> bytes:
     """Encode a message as one line."""
     fields = _adapter(type(message)).dump_json(message)
     mark = "-" if number is None else number
     return f"{message.wire_name} {mark} ".encode() + fields + b"\n"
 
 
-def decode(line: bytes) -> tuple[Message, int | None]:
+def decode(line: bytes) -> tuple[TrainerMessage, int | None]:
     """Decode the message in a line, and its number. Raises TrainerError for any other line."""
     name, _, rest = line.partition(b" ")
     mark, _, fields = rest.partition(b" ")

@@ -18,9 +18,9 @@ from lowcomm_node.node.ipc import (
     A,
     Answer,
     Arena,
-    Message,
     Request,
     TrainerEvent,
+    TrainerMessage,
     create_file,
     decode,
     encode,
@@ -207,7 +207,7 @@ class Trainer:
                     future.set_exception(TrainerLost(reason or "The trainer ended."))
         self.news.put_nowait(Ended(reason=reason or await self._fate()))
 
-    def _take_in(self, message: Message, number: int | None) -> None:
+    def _take_in(self, message: TrainerMessage, number: int | None) -> None:
         if isinstance(message, TrainerEvent):
             if isinstance(message, Tokenizing | LenderAwaited) and self._building is not None:
                 self._building.reschedule(asyncio.get_running_loop().time() + BUILD_DEADLINE)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helpers.light_process import READY
 from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.node import messages
-from lowcomm_node.node.ipc import TABLE, Message, TrainerEvent, decode, encode, read_request
+from lowcomm_node.node.ipc import TABLE, TrainerEvent, TrainerMessage, decode, encode, read_request
 from lowcomm_node.node.messages import LenderFigures
 from lowcomm_protocol.errors import Offence
 
@@ -31,7 +31,7 @@ EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)
 
 
 @given(st.sampled_from(EVERY).flatmap(st.builds), st.integers(0) | st.none())
-def test_every_message_arrives_as_it_was_sent(message: Message, number: int | None) -> None:
+def test_every_message_arrives_as_it_was_sent(message: TrainerMessage, number: int | None) -> None:
     arrived, sent = decode(encode(message, number)), (message, number)
     assert arrived == sent or repr(arrived) == repr(sent)  # a NaN equals nothing, not even itself
 
@@ -88,7 +88,7 @@ def test_a_line_that_was_cut_or_changed_is_refused_with_what_is_wrong(
     ],
 )
 def test_what_lies_deeper_is_checked_too(
-    message: Message, old: bytes, new: bytes, where: str
+    message: TrainerMessage, old: bytes, new: bytes, where: str
 ) -> None:
     line = encode(message, 1)
     assert old in line
