@@ -180,7 +180,7 @@ class Exchanger:
                 self._drivers[number].link(peer, stream)
                 answer.set_result(self._drivers[number])
             case events.Refuse(call=call, peer=peer, reason=reason):
-                self.history.we_refused(peer, reason)
+                self.history.refused(peer, reason, by_us=True)
                 self._calls[call][1].set_result(reason)
             case events.CancelCall(exchange=number, peer=peer):
                 self._drivers[number].cancel_call(peer)
@@ -392,7 +392,7 @@ class Exchanger:
         """A peer has made an offer, or has accepted or refused ours."""
         self.roster.liveness.met(peer, time())
         if refusal is not None:
-            self.history.they_refused(peer, refusal)
+            self.history.refused(peer, refusal)
 
     # the end
 

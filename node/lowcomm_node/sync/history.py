@@ -223,19 +223,15 @@ class History:
         """The history of one peer; the one not met for longest is forgotten first."""
         return self._peers.setdefault(peer, PeerHistory())
 
-    def they_refused(self, peer: str, refusal: Refusal) -> None:
-        """Count an offer of ours that a peer refused."""
-        self.of(peer).refused += refusal is not Refusal.CROSSED
-        self._refused(peer, refusal, REFUSAL_TEXT[refusal])
-
-    def we_refused(self, peer: str, refusal: Refusal) -> None:
-        """Count an offer of a peer that we refused."""
-        self._refused(peer, refusal, f"we refused it: {WE_REFUSED[refusal]}")
-
-    def _refused(self, peer: str, refusal: Refusal, reason: str) -> None:
-        if refusal is not Refusal.CROSSED:  # of two calls that cross one goes on
-            self.refusals += 1
-            self.of(peer).last_reason, self.of(peer).last_code = reason, refusal
+    def refused(self, peer: str, refusal: Refusal, by_us: bool = False) -> None:
+        """Count an offer of ours that a peer refused, or one of a peer that we refused."""
+        if refusal is Refusal.CROSSED:  # of two calls that cross one goes on
+            return
+        history = self.of(peer)
+        self.refusals += 1
+        history.refused += not by_us
+        reason = f"we refused it: {WE_REFUSED[refusal]}" if by_us else REFUSAL_TEXT[refusal]
+        history.last_reason, history.last_code = reason, refusal
 
     def lost(self, peer: str, reason: str, cause: Cause | Refusal) -> None:
         """Count a stream that was lost."""

@@ -19,7 +19,7 @@ from lowcomm_node.sync.history import (
     History,
     PeerHistory,
 )
-from lowcomm_node.sync.link import Link
+from lowcomm_node.sync.link import ContentLink
 from lowcomm_node.sync.pair_driver import PairDriver
 from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.events import Accepted, Cause, Outcome, Refused
@@ -53,7 +53,7 @@ def make_driver(
     for peer in partners:
         machine.handle(Accepted(peer=peer, offer=OFFER))
     for peer, (sent, received) in links.items():
-        link = made.links[peer] = Link(peer, stream=None)
+        link = made.links[peer] = ContentLink(peer, stream=None)
         link.bytes_sent = sent
         link.bytes_received = received
     return made
@@ -93,7 +93,7 @@ def test_an_exchange_that_failed_tells_why_and_counts_for_nobody(clock):
 
 def test_what_a_peer_did_is_counted_apart(clock):
     history = History()
-    history.they_refused("a", Refusal.BUSY)
+    history.refused("a", Refusal.BUSY)
     assert history.of("a") == PeerHistory(
         refused=1, last_reason=REFUSAL_TEXT[Refusal.BUSY], last_code="busy"
     )
@@ -101,7 +101,7 @@ def test_what_a_peer_did_is_counted_apart(clock):
     assert history.of("a") == PeerHistory(
         refused=1, failed=1, last_reason="ended the stream", last_code="lost"
     )
-    history.we_refused("a", Refusal.OTHER_RUN)
+    history.refused("a", Refusal.OTHER_RUN, by_us=True)
     assert history.of("a") == PeerHistory(
         refused=1,
         failed=1,
@@ -113,10 +113,10 @@ def test_what_a_peer_did_is_counted_apart(clock):
 
 def test_refusals_are_counted_on_both_sides_but_not_those_of_calls_that_crossed(clock):
     history = History()
-    history.they_refused("a", Refusal.BUSY)
-    history.we_refused("b", Refusal.TOO_SOON)
-    for count in (history.they_refused, history.we_refused):
-        count("c", Refusal.CROSSED)
+    history.refused("a", Refusal.BUSY)
+    history.refused("b", Refusal.TOO_SOON, by_us=True)
+    for by_us in (False, True):
+        history.refused("c", Refusal.CROSSED, by_us)
     assert history.refusals == 2
     assert history.of("c") == PeerHistory()
 
@@ -140,7 +140,7 @@ def test_of_many_peers_those_not_met_for_longest_are_forgotten():
         history.lost(str(number), "gone", Cause.LOST)
     history.of("0")  # met again
     for number in range(MAX_PEERS, MAX_PEERS + 10):
-        history.we_refused(str(number), Refusal.NOT_ALLOWED)
+        history.refused(str(number), Refusal.NOT_ALLOWED, by_us=True)
     assert len(history._peers) == MAX_PEERS
     assert history.of("0").failed == 1
     assert [number for number in range(20) if str(number) not in history._peers] == list(
