@@ -34,7 +34,7 @@ from lowcomm_node.net.stream import CalleeStream, Stream
 from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.net.unsent import keep_little_unsent
 from lowcomm_node.storage.files import load_or_create_identity
-from lowcomm_node.sync.link import Incoming, Link
+from lowcomm_node.sync.link import ContentLink, Incoming
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.machine import keep_freed_memory
 from lowcomm_node.system.units import read_rate
@@ -49,7 +49,7 @@ TO_CALLEE, TO_CALLER = 0, 1
 """Which way contents go in a call; it is told in the place of the fragment."""
 
 
-class Flow(Link):
+class Flow(ContentLink):
     """Contents one way, one after the other, without an end."""
 
     async def pour(self, size: int) -> None:

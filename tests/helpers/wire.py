@@ -19,7 +19,7 @@ from lowcomm_node.net.tls import (
     make_certificate,
     pinned,
 )
-from lowcomm_node.sync.link import Link, PairLink
+from lowcomm_node.sync.link import ContentLink, PairLink
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo, Phase
@@ -286,7 +286,7 @@ async def call(channels: Channels, peer: PeerInfo) -> CallerStream:
     return CallerStream(stub.Swap(metadata=channels.metadata(peer.peer_id), timeout=60))
 
 
-L = TypeVar("L", bound=Link)
+L = TypeVar("L", bound=ContentLink)
 
 
 @asynccontextmanager

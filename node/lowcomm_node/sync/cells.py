@@ -17,7 +17,7 @@ from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import Arena
 from lowcomm_node.sync import frames
-from lowcomm_node.sync.link import Incoming, Link
+from lowcomm_node.sync.link import ContentLink, Incoming
 from lowcomm_node.system.tasks import in_time
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
@@ -33,7 +33,7 @@ MAX_BLOCKS = 1 << 20
 trainer."""
 
 
-class CellLink(Link):
+class CellLink(ContentLink):
     """The stream on which one content comes from another cell."""
 
     LAST = "slow weights"
@@ -71,7 +71,7 @@ class Giver:
             async with self._coding:
                 data, digest = await self._code(ask, trainer, arena)
             # A reader that takes its time holds up no other one.
-            link = Link(peer, stream, self._exchanger.bandwidth)
+            link = ContentLink(peer, stream, self._exchanger.bandwidth)
             await link.send_content(memoryview(data), digest, pb.SLOW)
 
     async def _code(self, ask: pb.Ask, trainer: "Trainer", arena: Arena) -> tuple[bytes, bytes]:

@@ -21,7 +21,7 @@ from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.node import messages
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.history import ExchangeStatus
-from lowcomm_node.sync.link import Link
+from lowcomm_node.sync.link import ContentLink
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import Stages, in_time
 from lowcomm_protocol.errors import MAX_REASON, LowcommError, Offence, ProtocolViolation
@@ -39,7 +39,7 @@ ABANDON_DEADLINE = 2.0
 class ExchangeDriver(ABC):
     """An exchange of one fragment, with its streams, slots and tasks."""
 
-    LINK: ClassVar[type[Link]]
+    LINK: ClassVar[type[ContentLink]]
 
     def __init__(self, exchanger: "Exchanger", one: Underway) -> None:
         self.exchanger = exchanger
@@ -212,10 +212,16 @@ class ExchangeDriver(ABC):
         def time_left() -> float:
             return one.deadline - (monotonic() - one.began)
 
-        def slow(left: float) -> None:
-            self.tell(events.Coming(peer=peer, seconds=monotonic() - one.began + left))
-
-        link = self.LINK(peer, stream, self.exchanger.bandwidth, time_left, one.usual, slow)
+        link = self.LINK(
+            peer,
+            stream,
+            self.exchanger.bandwidth,
+            time_left,
+            one.usual,
+            lambda left: self.tell(
+                events.Coming(peer=peer, seconds=monotonic() - one.began + left)
+            ),
+        )
         self.links[peer], link.stages = link, self.stages
 
     def cancel_call(self, peer: str) -> None:
@@ -352,7 +358,7 @@ class ExchangeDriver(ABC):
         elif peer not in self._abandoning:
             stream.cancel()
 
-    async def _follow(self, link: Link) -> None:
+    async def _follow(self, link: ContentLink) -> None:
         """Read what a member sends to the end of the exchange."""
         try:
             await self._read(link)
@@ -512,7 +518,9 @@ class ExchangeDriver(ABC):
             self.arena.give_back(slot)
 
 
-async def answer_in_time(stream: CalleeStream | Link, frame: pb.Frame, seconds: float) -> None:
+async def answer_in_time(
+    stream: CalleeStream | ContentLink, frame: pb.Frame, seconds: float
+) -> None:
     """Send the answer to a call. Raises LinkLost if the caller does not take it in time."""
     async with in_time(seconds, "did not take our answer in time"):
         await stream.send(frame)

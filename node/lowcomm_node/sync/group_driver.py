@@ -23,7 +23,7 @@ from lowcomm_node.errors import LinkLost, TrainerError, Unusable
 from lowcomm_node.node import messages
 from lowcomm_node.sync import cells, frames
 from lowcomm_node.sync.driver import ExchangeDriver
-from lowcomm_node.sync.link import GroupLink, Incoming, Link
+from lowcomm_node.sync.link import ContentLink, GroupLink, Incoming
 from lowcomm_node.system.logs import log
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.nearby import largest
@@ -43,7 +43,7 @@ another cell."""
 class GroupDriver(ExchangeDriver):
     """Carries out a ``group`` exchange."""
 
-    LINK: ClassVar[type[Link]] = GroupLink
+    LINK: ClassVar[type[ContentLink]] = GroupLink
     sizes: tuple[int, ...] = ()
     """Coded bytes of each shard."""
     _mean: tuple[int, bytes] | None = None

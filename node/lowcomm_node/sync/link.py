@@ -93,7 +93,7 @@ class Incoming:
         return len(data)
 
 
-class Link:
+class ContentLink:
     """Moves contents over one stream and counts payload bytes where they enter and leave it."""
 
     IN_TURN: ClassVar[bool] = False
@@ -303,7 +303,7 @@ class Link:
         return self._incoming
 
 
-class PairLink(Link):
+class PairLink(ContentLink):
     """The stream of a pair."""
 
     IN_TURN = True
@@ -317,7 +317,7 @@ class PairLink(Link):
     }
 
 
-class GroupLink(Link):
+class GroupLink(ContentLink):
     """The stream between two members of a group."""
 
     LAST = "commit"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from lowcomm_node.node.messages import Part, Resend
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver
-from lowcomm_node.sync.link import Incoming, Link, PairLink
+from lowcomm_node.sync.link import ContentLink, Incoming, PairLink
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -16,7 +16,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 class PairDriver(ExchangeDriver):
     """Carries out a ``pair`` exchange. Its slots: our contribution, and theirs."""
 
-    LINK: ClassVar[type[Link]] = PairLink
+    LINK: ClassVar[type[ContentLink]] = PairLink
     most = 0
     """Most bytes that one contribution may have."""
     _due: tuple[int, int] | None = None

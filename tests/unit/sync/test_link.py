@@ -19,7 +19,7 @@ from lowcomm_node.node.ipc import Arena, create_file
 from lowcomm_node.node.messages import Retransmit
 from lowcomm_node.sync import frames
 from lowcomm_node.sync import link as link_module
-from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
+from lowcomm_node.sync.link import CHUNK_BYTES, ContentLink, GroupLink, Incoming, PairLink
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -71,7 +71,7 @@ async def send(link: PairLink, data: bytes) -> None:
     await link.send(pb.Frame(confirm=pb.Confirm(members=b"members")))
 
 
-async def under_way(*links: Link) -> None:
+async def under_way(*links: ContentLink) -> None:
     """Until each link has sent a part of its content."""
     await until_async(
         lambda: asyncio.sleep(0, all(link.bytes_sent for link in links)),
@@ -493,18 +493,18 @@ def test_a_negative_number_on_the_wire_is_a_huge_one_and_is_refused(name):
         )
 
 
-def paced(monkeypatch: pytest.MonkeyPatch, left: float) -> tuple[Link, Clock, list[float]]:
+def paced(monkeypatch: pytest.MonkeyPatch, left: float) -> tuple[ContentLink, Clock, list[float]]:
     """A link to which 10,000 bytes are announced, and that has ``left`` seconds for them where ten
     are usual; and what it has told to need."""
     clock, told = Clock(), list[float]()
     monkeypatch.setattr(link_module, "monotonic", clock)
-    link = Link("a", None, None, lambda: left - clock.now, 10.0, told.append)  # type: ignore[arg-type]
+    link = ContentLink("a", None, None, lambda: left - clock.now, 10.0, told.append)  # type: ignore[arg-type]
     announced = pb.Content(size=10_000, digest=bytes(32))
     link._expect(Incoming(announced, memoryview(bytearray(10_000)), 10_000))
     return link, clock, told
 
 
-def comes(link: Link, share: float) -> None:
+def comes(link: ContentLink, share: float) -> None:
     """Bytes come until this share of them is there."""
     assert link._incoming is not None
     offset = link._incoming.come
