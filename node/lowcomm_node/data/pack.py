@@ -258,13 +258,13 @@ def _digests_of(path: Path, size: int, count: int) -> Iterator[bytes]:
     threads = min(8, os.cpu_count() or 1)
     descriptor = os.open(path, os.O_RDONLY)
 
-    def digest(piece: int) -> bytes:
-        return sha256(os.pread(descriptor, size, piece * size)).digest()
-
     try:
         with ThreadPoolExecutor(threads) as pool:
             for first in range(0, count, 8 * threads):
-                yield from pool.map(digest, range(first, min(count, first + 8 * threads)))
+                yield from pool.map(
+                    lambda piece: sha256(os.pread(descriptor, size, piece * size)).digest(),
+                    range(first, min(count, first + 8 * threads)),
+                )
     finally:
         os.close(descriptor)
 

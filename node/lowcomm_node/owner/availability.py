@@ -148,17 +148,13 @@ def _name_of(pid: int) -> str:
 def running(programs: Sequence[str], own: Container[int]) -> str:
     """The first of these programs that runs, as its owner calls it, but for processes of our own;
     empty if none does."""
-    known = {_plain(name): name for name in programs}
+    known = {name.casefold().removesuffix(".exe"): name for name in programs}
     for process in psutil.process_iter() if known else ():
         with suppress(psutil.Error):
-            name = known.get(_plain(process.name()))
+            name = known.get(process.name().casefold().removesuffix(".exe"))
             if name and process.pid not in own and process.status() != psutil.STATUS_ZOMBIE:
                 return name
     return ""
-
-
-def _plain(name: str) -> str:
-    return name.casefold().removesuffix(".exe")
 
 
 def _since_typed() -> float | None:
