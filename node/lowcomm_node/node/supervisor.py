@@ -89,6 +89,7 @@ class Failures:
         """``margin``: steps between two checkpoints."""
         self._margin = margin
         self._unforgiven: list[Failure] = []
+        self._lost_lenders = 0
         self._has_stepped = False
 
     @property
@@ -98,15 +99,16 @@ class Failures:
 
     def stepped(self, steps: int) -> None:
         """Take in the count of inner steps that are done."""
-        self._has_stepped = True
+        self._has_stepped, self._lost_lenders = True, 0
         furthest = max((failure.step for failure in self._unforgiven), default=0)
         if steps >= furthest + self._margin:
             self._unforgiven.clear()
 
     def failed(self, failure: Failure) -> float | None:
         """Count a failure; the seconds until the next try, or None where no try could help."""
-        if failure.kind is FailureKind.LENDER:
-            return FIRST_PAUSE  # the next trainer waits for that machine
+        if failure.kind is FailureKind.LENDER:  # no node leaves as another machine has gone
+            self._lost_lenders += 1
+            return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._lost_lenders - 1))
         self._unforgiven.append(failure)
         # To diverge once can be bad luck with text or partners; twice, the second time from one
         # checkpoint back, is the run's fault. A trainer that never stepped never fitted; otherwise

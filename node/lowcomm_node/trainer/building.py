@@ -116,7 +116,7 @@ def build(
             choices=choices,
             folder=Path(settings.slow),
             tell=tell,
-            on_lost=partial(on_lost, FailureKind.LENDER),
+            on_lost=on_lost,
         )
         pipeline = form(household)
         found = pipeline.estimate, pipeline.cut

@@ -32,6 +32,7 @@ from lowcomm_node.models.base import Stage, computing
 from lowcomm_node.models.cross_entropy import count_learned
 from lowcomm_node.models.open_weights import read_weights
 from lowcomm_node.models.stages import require_stages, shell_of, split
+from lowcomm_node.node.ipc import FailureKind
 from lowcomm_node.node.messages import LenderAwaited, LenderFigures
 from lowcomm_node.storage.state_file import mapped_vector
 from lowcomm_node.trainer import memory
@@ -72,8 +73,8 @@ class Household:
     folder: Path
     """For vectors of a large model."""
     tell: Callable[[LenderAwaited], None]
-    on_lost: Callable[[str], None]
-    """Called, on another thread, if a lender is gone."""
+    on_lost: Callable[[FailureKind, str], None]
+    """Called, on another thread, if a lender has failed or is gone."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,7 @@ class Holder:
     def __init__(self, name: str, path: str, household: Household) -> None:
         """Connect. Raises LinkLost, OSError, TrainerError."""
         self.name = name
-        self.on_lost: Callable[[str], None] = lambda reason: None
-        """Called, on another thread, with a sentence once it is gone."""
+        self.on_lost: Callable[[FailureKind, str], None] = lambda kind, reason: None
         self._tell = household.tell
         self._sock: socket = connect(path)
         self._sock.settimeout(PATIENCE)
@@ -118,7 +118,11 @@ class Holder:
             "micro_batch": choices.micro_batch,
         }
         said = self.ask(order).result()
-        self.offer = Offer(int(said["blocks"]), float(said["seconds"]))
+        try:
+            self.offer = Offer(int(said["blocks"]), float(said["seconds"]))
+        except (KeyError, TypeError, ValueError):
+            self.stop()
+            raise LinkLost("it has another release of lowcomm: install the same on both") from None
 
     def ask(
         self,
@@ -150,11 +154,12 @@ class Holder:
             self._sock.shutdown(SHUT_RDWR)
 
     def _read(self) -> None:
-        reason = "the connection ended"
+        reason, kind = "the connection ended", FailureKind.LENDER
         try:
             while (line := self._wire.read()) is not None:
                 if "failed" in line:
-                    reason = str(line["failed"])[:500]
+                    # The next worker would fail, too: unlike a machine that is gone, it counts.
+                    reason, kind = str(line["failed"])[:500], FailureKind.ERROR
                     break
                 if "alive" in line:
                     continue
@@ -169,7 +174,7 @@ class Holder:
             reason = "it says what can't be understood"
         self._sock.close()
         if not self._is_stopped:
-            self.on_lost(f"{self.name} is gone: {reason.rstrip('.')}.")
+            self.on_lost(kind, f"{self.name} is gone: {reason.rstrip('.')}.")
         self._fail(reason)
 
     def _watch(self) -> None:

@@ -244,6 +244,14 @@ def test_failures_are_forgiven_once_it_has_got_further() -> None:
         )
 
 
+def test_no_node_leaves_as_another_machine_is_gone_again_and_again() -> None:
+    one = Failures(margin=50)
+    pauses = [one.failed(failure(FailureKind.LENDER)) for _ in range(3 * MOST)]
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and None not in pauses
+    one.stepped(1)
+    assert one.failed(failure(FailureKind.LENDER)) == FIRST_PAUSE and one.count == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "tries"),
     [
