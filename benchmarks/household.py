@@ -2,10 +2,12 @@
 
     python benchmarks/household.py
 
-A head trains alone, or with a lender on an emulated line of 1 Gbit/s or 100 Mbit/s and 0.4 ms.
-Head and lender have a thread each of this machine; TLS and the emulator take their part of it, too.
-Printed are tokens a second, bytes a step on the line, how many windows the lender computed at the
-end, and held-out loss after all steps. Rates are medians of three stretches of the run.
+A head trains alone, or with a lender on an emulated line of 1 Gbit/s or 100 Mbit/s and 0.4 ms, as
+replicas or as two stages. Head and lender have a thread each of this machine; TLS and the emulator
+take their part of it, too. Printed are tokens a second, bytes a step on the line, what the lender
+does at the end, and held-out loss after all steps. Rates are medians of three stretches of the run.
+With stages the worker is killed in the end, and later the line is cut: after how many seconds does
+the node say so?
 
 Writes each result to benchmarks/results/household.json, and skips those that are there.
 """
@@ -19,6 +21,8 @@ from time import monotonic
 from typing import Any
 
 import kit
+import psutil
+from laboratory import Host
 from residents import START, Lender, Resident, Swarm
 from shaping import Link
 
@@ -26,8 +30,9 @@ from helpers.donors import identity
 from helpers.pacing import SHORT_LOOK, pace
 
 OUT = kit.RESULTS / "household.json"
-LINES = ("none", "1000", "100")
-FIGURES = ("tokens_per_second", "bytes_a_step", "loss")
+CASES = ("none", "1000", "100", "1000 stages", "100 stages")
+"""Line in Mbit/s, and what is not replicas."""
+FIGURES = ("tokens_per_second", "bytes_a_step", "loss", "killed_noticed_s", "cut_noticed_s")
 MODELS = {
     "1M": ({"layers": 4, "width": 144, "heads": 4, "feed_forward": 384}, 32, 32, 8),
     "10M": ({"layers": 6, "width": 384, "heads": 6, "feed_forward": 1024}, 16, 13, 4),
@@ -49,8 +54,9 @@ method = "{{method}}"
 """
 
 
-def measure(model: str, line: str) -> dict[str, Any]:
+def measure(model: str, case: str) -> dict[str, Any]:
     """One run."""
+    line, stages = case.split()[0], case.endswith("stages")
     shape, windows, steps, stretch = MODELS[model]
     lines = "\n".join(f"{name} = {value}" for name, value in shape.items())
     spec = SPEC.format(model=lines, windows=windows, every=steps)
@@ -70,6 +76,8 @@ def measure(model: str, line: str) -> dict[str, Any]:
         if line != "none":
             Lender(far, folder / "lender").pair(host, home)
             options += ["--with", far.address]
+        if stages:
+            options += ["--household", "stages", "--micro-batch", str(windows // 4)]
         head = Resident(host, home, swarm.address, *options)
         marks, status = list[tuple[int, float, int]](), dict[str, Any]()
         for wanted in range(steps - 3 * stretch, steps + 1, stretch):
@@ -80,6 +88,7 @@ def measure(model: str, line: str) -> dict[str, Any]:
         trainer = status["trainer"]
         first = trainer["val_loss_first"]
         done = head.until(lambda s: s["trainer"]["val_loss_last"] != first, "a look", START)
+        noticed = notice(head, far) if stages else {}
     parts = [(b[0] - a[0], b[1] - a[1], b[2] - a[2]) for a, b in pairwise(marks)]
     rates = [round(count * windows * 128 / took) for count, took, _ in parts]
     return {
@@ -89,20 +98,46 @@ def measure(model: str, line: str) -> dict[str, Any]:
         "bytes_a_step": round(median(moved / count for count, _, moved in parts)),
         "loss": done["trainer"]["val_loss_last"],
         "lenders": trainer["lenders"],
+        **noticed,
     }
+
+
+def notice(head: Resident, far: Host) -> dict[str, float]:
+    """Seconds after which a node says that a worker was killed, and that a line is cut."""
+    before = head.until(bool, "it", START)["trainer"]
+    (worker,) = (
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if "lowcomm_node.trainer.worker" in (one.info["cmdline"] or ())
+    )
+    began = monotonic()
+    worker.kill()
+    head.until(lambda s: s["trainer"]["failures"] > before["failures"], "it is gone", START)
+    killed = monotonic() - began
+    head.until(lambda s: (s["trainer"]["steps"] or 0) > before["steps"] + 1, "it is back", START)
+    began = monotonic()
+    far.link.outage(True)
+    head.until(lambda s: s["waiting_code"] == "lender-awaited", "it is silent", START)
+    cut = monotonic() - began
+    return {"killed_noticed_s": round(killed, 2), "cut_noticed_s": round(cut, 2)}
+
+
+def doing(lender: dict[str, Any]) -> str:
+    """What a lender does."""
+    return f"blocks {lender['blocks']}" if lender.get("blocks") else f"{lender['windows']} windows"
 
 
 def main() -> None:
     """Measure what is missing and print the table."""
-    runs = product(MODELS, LINES)
-    jobs = {f"{model} {line}": partial(measure, model, line) for model, line in runs}
+    runs = product(MODELS, CASES)
+    jobs = {f"{model} {case}": partial(measure, model, case) for model, case in runs}
     kit.measure_missing(kit.parser(__doc__), jobs, OUT)
     rows = [
-        [key, *(one[name] for name in FIGURES), [there["windows"] for there in one["lenders"]]]
+        [key, *map(one.get, FIGURES), ", ".join(map(doing, one["lenders"]))]
         for key, one in kit.read(OUT).items()
     ]
     print(kit.machine())
-    print(kit.table(("model, Mbit/s", *FIGURES, "windows"), rows))
+    print(kit.table(("model, Mbit/s", *FIGURES, "lender"), rows))
 
 
 if __name__ == "__main__":
