@@ -319,14 +319,13 @@ def together(
             "seconds": clock.seconds(replica.inner_step, steps),
             "MiB": taken(names, [os.getpid()]),
         }
-    ranks = Ranks(names, lambda reason: None)
-    if ranks.lost:
-        raise SystemExit(f"can't train on all of {names}: {ranks.lost}")
-    device = torch.device(ranks.devices[0].name)
     with tempfile.TemporaryDirectory() as home:
-        orders = Orders(spec.canonical().decode(), World(shards=True), home)
-        world = ranks.meet(device, orders)
-        replica = inner.InnerReplica(spec, "me", words, device, ranks=ranks, world=world)
+        ranks = Ranks(names, Path(home), lambda reason: None)
+        if ranks.lost:
+            raise SystemExit(f"can't train on all of {names}: {ranks.lost}")
+        device = torch.device(ranks.devices[0].name)
+        world = ranks.meet(device, Orders(spec.canonical().decode(), World(shards=True), home))
+        replica = inner.InnerReplica(spec, "me", words, device, team=ranks, world=world)
         seconds = clock.seconds(replica.inner_step, steps)
         found = {"seconds": seconds, "MiB": taken(names, [one.pid for one in ranks.devices])}
         ranks.stop()
