@@ -22,7 +22,6 @@ from typing import Any
 
 import kit
 import psutil
-from laboratory import Host
 from residents import START, Lender, Resident, Swarm
 from shaping import Link
 
@@ -74,7 +73,8 @@ def measure(model: str, case: str) -> dict[str, Any]:
         swarm, options = Swarm(folder, spec, start_peers=1), ["--nice", "0"]
         swarm.serve(lab.public("server"))
         if line != "none":
-            Lender(far, folder / "lender").pair(host, home)
+            lender = Lender(far, folder / "lender")
+            lender.pair(host, home)
             options += ["--with", far.address]
         if stages:
             options += ["--household", "stages", "--micro-batch", str(windows // 4)]
@@ -88,7 +88,7 @@ def measure(model: str, case: str) -> dict[str, Any]:
         trainer = status["trainer"]
         first = trainer["val_loss_first"]
         done = head.until(lambda s: s["trainer"]["val_loss_last"] != first, "a look", START)
-        noticed = notice(head, far) if stages else {}
+        noticed = notice(head, lender) if stages else {}
     parts = [(b[0] - a[0], b[1] - a[1], b[2] - a[2]) for a, b in pairwise(marks)]
     rates = [round(count * windows * 128 / took) for count, took, _ in parts]
     return {
@@ -102,21 +102,18 @@ def measure(model: str, case: str) -> dict[str, Any]:
     }
 
 
-def notice(head: Resident, far: Host) -> dict[str, float]:
+def notice(head: Resident, lender: Lender) -> dict[str, float]:
     """Seconds after which a node says that a worker was killed, and that a line is cut."""
     before = head.until(bool, "it", START)["trainer"]
-    (worker,) = (
-        one
-        for one in psutil.process_iter(["cmdline"])
-        if "lowcomm_node.trainer.worker" in (one.info["cmdline"] or ())
-    )
+    processes = psutil.Process(lender.child.pid).children(recursive=True)
+    (worker,) = (one for one in processes if "lowcomm_node.trainer.worker" in one.cmdline())
     began = monotonic()
     worker.kill()
     head.until(lambda s: s["trainer"]["failures"] > before["failures"], "it is gone", START)
     killed = monotonic() - began
     head.until(lambda s: (s["trainer"]["steps"] or 0) > before["steps"] + 1, "it is back", START)
     began = monotonic()
-    far.link.outage(True)
+    lender.host.link.outage(True)
     head.until(lambda s: s["waiting_code"] == "lender-awaited", "it is silent", START)
     cut = monotonic() - began
     return {"killed_noticed_s": round(killed, 2), "cut_noticed_s": round(cut, 2)}

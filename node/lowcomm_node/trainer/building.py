@@ -27,9 +27,10 @@ from lowcomm_node.system.machine import cores_allowed
 from lowcomm_node.trainer import memory, state, transfer
 from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.gpu import prepare, use
+from lowcomm_node.trainer.holder import Household
 from lowcomm_node.trainer.lent import Lenders
 from lowcomm_node.trainer.micro_batch import RECOMPUTE
-from lowcomm_node.trainer.pipeline import Household, form
+from lowcomm_node.trainer.pipeline import form
 from lowcomm_node.trainer.ranks import Orders, Ranks
 from lowcomm_node.trainer.rehearsal import rehearse
 from lowcomm_node.trainer.replica import Replica

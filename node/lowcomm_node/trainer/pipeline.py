@@ -12,14 +12,12 @@ A lender that is gone ends the trainer, which waits for it, and goes on from its
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Queue
-from socket import SHUT_RDWR, socket
 from time import monotonic, sleep
 from typing import Any
 
@@ -27,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.errors import ConfigError, LinkLost, TrainerError
-from lowcomm_node.models.adapters import UNDER_WAY, shapes_of, take_weight
+from lowcomm_node.models.adapters import UNDER_WAY, footprint_of, shapes_of, take_weight
 from lowcomm_node.models.base import Stage, computing
 from lowcomm_node.models.cross_entropy import count_learned
 from lowcomm_node.models.open_weights import read_weights
@@ -36,168 +34,22 @@ from lowcomm_node.node.ipc import FailureKind
 from lowcomm_node.node.messages import LenderAwaited, LenderFigures
 from lowcomm_node.storage.state_file import mapped_vector
 from lowcomm_node.trainer import memory
-from lowcomm_node.trainer.memory import MemoryEstimate, StepChoices
+from lowcomm_node.trainer.holder import Holder, Household, Offer
+from lowcomm_node.trainer.memory import MemoryEstimate
 from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_node.trainer.ranks import try_out
 from lowcomm_node.trainer.shard import Shard, Step
 from lowcomm_node.trainer.stage import most_blocks, norms_of, places_of, update
 from lowcomm_node.trainer.team import Team
-from lowcomm_node.trainer.wire import PATIENCE, Wire, connect
-from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_node.trainer.wire import connect
 
-SILENT, GONE = 0.8, 10.0
-"""Seconds without a byte after which a lender is reported as silent, and after which it is gone."""
-LOOK = 0.1
-"""Seconds between two looks at that."""
 PARTS = 4
 """Micro-batches of a step, at least, where the batch has as many windows."""
 GRACE, RETRY = 20.0, 5.0
 """Seconds for all lenders to come, where fewer would do, and between two tries of one."""
+UNUSED = "it has no memory for a block, or others compute all of them sooner"
 RETURN_EVERY = 600.0
 """Seconds between two tries of a lender that we do without."""
-
-
-@dataclass(frozen=True)
-class Household:
-    """What a pipeline is formed from."""
-
-    spec: RunSpec
-    device: torch.device
-    lenders: Sequence[tuple[str, str]]
-    """Name of each, and the path of the daemon's socket for it."""
-    separator: int | None
-    limits: tuple[float | None, float | None]
-    """GiB of this machine's memory, and of its GPU's."""
-    exchanges: int
-    choices: StepChoices
-    folder: Path
-    """For vectors of a large model."""
-    tell: Callable[[LenderAwaited], None]
-    on_lost: Callable[[FailureKind, str], None]
-    """Called, on another thread, if a lender has failed or is gone."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What a machine can do."""
-
-    blocks: int
-    """Blocks that it has memory for."""
-    seconds: float
-    """What a product of matrices takes there."""
-
-
-class Holder:
-    """A lender that holds a stage."""
-
-    def __init__(self, name: str, path: str, household: Household) -> None:
-        """Connect. Raises LinkLost, OSError, TrainerError."""
-        self.name = name
-        self.on_lost: Callable[[FailureKind, str], None] = lambda kind, reason: None
-        self._tell = household.tell
-        self._sock: socket = connect(path)
-        self._sock.settimeout(PATIENCE)
-        self._wire = Wire(self._sock)
-        self.stage = Stage(0, 0)
-        self.computed = self.waited = 0.0
-        """Seconds of the last step in which it computed, and in which we waited for it."""
-        self.moved = 0
-        """Bytes of tensors sent and received."""
-        self.lost = ""
-        self._is_stopped = False
-        self._pending = deque[tuple[list[Tensor], Future[Any]]]()
-        self._lock = threading.Lock()
-        for work in (self._read, self._watch):
-            threading.Thread(target=work, name=f"stage-{name}", daemon=True).start()
-        choices = household.choices
-        order = {
-            "spec": household.spec.canonical().decode(),
-            "stages": True,
-            "separator": household.separator,
-            "moments": choices.moments,
-            "micro_batch": choices.micro_batch,
-        }
-        said = self.ask(order).result()
-        try:
-            self.offer = Offer(int(said["blocks"]), float(said["seconds"]))
-        except (KeyError, TypeError, ValueError):
-            self.stop()
-            raise LinkLost("it has another release of lowcomm: install the same on both") from None
-
-    def ask(
-        self,
-        order: Mapping[str, Any],
-        tensors: Sequence[Tensor] = (),
-        into: Sequence[Tensor] = (),
-        then: Callable[[Future[Any]], None] | None = None,
-    ) -> Future[Any]:
-        """Its answer, once the tensors that come with it are in ``into``. To be called on one
-        thread alone."""
-        asked = Future[Any]()
-        if then is not None:
-            asked.add_done_callback(then)
-        self.moved += sum(one.nbytes for one in (*tensors, *into))
-        with self._lock:
-            self._pending.append((list(into), asked))
-            lost = self.lost
-        if lost:
-            self._fail(lost)
-        else:
-            with suppress(OSError):  # whoever reads learns why
-                self._wire.send(order, tensors)
-        return asked
-
-    def stop(self) -> None:
-        """End the connection, and with it the worker."""
-        self._is_stopped = True
-        with suppress(OSError):
-            self._sock.shutdown(SHUT_RDWR)
-
-    def _read(self) -> None:
-        reason, kind = "the connection ended", FailureKind.LENDER
-        try:
-            while (line := self._wire.read()) is not None:
-                if "failed" in line:
-                    # The next worker would fail, too: unlike a machine that is gone, it counts.
-                    reason, kind = str(line["failed"])[:500], FailureKind.ERROR
-                    break
-                if "alive" in line:
-                    continue
-                with self._lock:
-                    into, asked = self._pending.popleft()
-                self._wire.read_exactly(into)
-                self.computed += float(line.get("seconds") or 0.0)
-                asked.set_result(line.get("answer", line))
-        except (OSError, LinkLost) as error:
-            reason = str(error) or reason
-        except (ValueError, TypeError, AttributeError, IndexError):
-            reason = "it says what can't be understood"
-        self._sock.close()
-        if not self._is_stopped:
-            self.on_lost(kind, f"{self.name} is gone: {reason.rstrip('.')}.")
-        self._fail(reason)
-
-    def _watch(self) -> None:
-        """Report it while it is silent; in the end it counts as gone."""
-        was_silent = False
-        while not self.lost:
-            sleep(LOOK)
-            silence = monotonic() - self._wire.heard
-            if (silence > SILENT) != was_silent and not self.lost:
-                was_silent = not was_silent
-                why = f"{self.name} gives no sign of life" if was_silent else ""
-                self._tell(LenderAwaited(why=why))
-            if silence > GONE:
-                with suppress(OSError):
-                    self._sock.shutdown(SHUT_RDWR)
-                return
-
-    def _fail(self, reason: str) -> None:
-        with self._lock:
-            self.lost = reason
-            failed, self._pending = list(self._pending), deque()
-        for _, asked in failed:
-            asked.set_exception(TrainerError(f"{self.name} is gone: {reason.rstrip('.')}."))
 
 
 class _Batch:
@@ -230,14 +82,15 @@ class Pipeline(Team):
         estimate: MemoryEstimate,
         cut: Cut,
         holders: Sequence[Holder],
+        away: Sequence[str],
     ) -> None:
-        """``stage``: ours, and the ``estimate`` of its memory; ``cut``: how a batch is cut."""
+        """``stage``: ours, and the ``estimate`` of its memory; ``cut``: how a batch is cut;
+        ``away``: lenders that could not be reached."""
         super().__init__()
         self.stage, self.estimate, self.cut = stage, estimate, cut
         self.whole = shell_of(household.spec)
         self._household, self._holders = household, tuple(holders)
-        names = {holder.name for holder in holders}
-        self._away = [one for one in household.lenders if one[0] not in names]
+        self._away = [one for one in household.lenders if one[0] in away]
         self._next_try = monotonic() + RETURN_EVERY
         self._back = ""
         self._events: Queue[tuple[int, int, str, Tensor, Future[Any]]] = Queue()
@@ -246,6 +99,8 @@ class Pipeline(Team):
         super().begin(shard)
         for one in self._holders:
             one.on_lost = self._household.on_lost
+            if one.lost:
+                one.on_lost(FailureKind.LENDER, f"{one.name} is gone: {one.lost}")
         shard.model.elsewhere = self._through
         shard.gradient.cut, shard.gradient.is_alone = self.cut, False
         self._names = [
@@ -293,9 +148,8 @@ class Pipeline(Team):
         super().stop()
 
     def figures(self) -> tuple[LenderFigures, ...]:
-        """What each lender does."""
-        holding = [
-            LenderFigures(
+        holding = {
+            one.name: LenderFigures(
                 name=one.name,
                 away=one.lost,
                 blocks=(one.stage.start, one.stage.stop),
@@ -304,9 +158,10 @@ class Pipeline(Team):
                 moved=one.moved,
             )
             for one in self._holders
-        ]
-        away = [LenderFigures(name=name, away="it was not here") for name, _ in self._away]
-        return (*holding, *away)
+        }
+        gone = {name: LenderFigures(name=name, away="it was not here") for name, _ in self._away}
+        rest = (LenderFigures(name=name, away=UNUSED) for name, _ in self._household.lenders)
+        return tuple(holding.get(one.name) or gone.get(one.name, one) for one in rest)
 
     # a step
 
@@ -462,21 +317,26 @@ def form(household: Household) -> Pipeline:
     """
     require_stages(household.spec)
     own, began, waited = _own_offer(household), monotonic(), False
+    layers = footprint_of(household.spec).blocks
     while True:
         holders, away = _introduced(household)
-        counts = _counts(household.spec, [own, *(one.offer for one in holders)])
+        counts = _counts(layers, [own, *(one.offer for one in holders)])
         if counts is not None and (not away or monotonic() > began + GRACE):
-            if waited:
-                household.tell(LenderAwaited(why=""))
-            return _formed(household, holders, counts)
+            try:
+                formed = _formed(household, holders, counts, list(away))
+            except TrainerError as error:
+                away = {"a lender": str(error)}
+            else:
+                if waited:
+                    household.tell(LenderAwaited(why=""))
+                return formed
         for one in holders:
             one.stop()
         if not away:
             room = ", ".join(f"{one.name} for {one.offer.blocks}" for one in holders)
             raise ConfigError(
-                f"The model has {household.spec.model.model_dump()['layers']} blocks. This machine "
-                f"has memory for {own.blocks}, {room}: raise --max-memory there or here, or lend "
-                "another machine."
+                f"The model has {layers} blocks. This machine has memory for {own.blocks}, {room}: "
+                "raise --max-memory there or here, or lend another machine."
             )
         waited = True
         why = "; ".join(f"{name}: {reason}" for name, reason in away.items())
@@ -506,9 +366,9 @@ def _introduced(household: Household) -> tuple[list[Holder], dict[str, str]]:
     return here, away
 
 
-def _counts(spec: RunSpec, offers: Sequence[Offer]) -> list[int] | None:
+def _counts(layers: int, offers: Sequence[Offer]) -> list[int] | None:
     seconds, most = [one.seconds for one in offers], [one.blocks for one in offers]
-    counts = split(spec.model.model_dump()["layers"], seconds, most)
+    counts = split(layers, seconds, most)
     lenders = range(1, len(offers))
     if counts is not None and not any(counts[1:]) and any(most[1:]):  # else nobody helps
         fastest = min((one for one in lenders if most[one]), key=seconds.__getitem__)
@@ -516,7 +376,10 @@ def _counts(spec: RunSpec, offers: Sequence[Offer]) -> list[int] | None:
     return counts
 
 
-def _formed(household: Household, here: Sequence[Holder], counts: Sequence[int]) -> Pipeline:
+def _formed(
+    household: Household, here: Sequence[Holder], counts: Sequence[int], away: Sequence[str]
+) -> Pipeline:
+    """Raises TrainerError if a lender is gone meanwhile."""
     spec, start, holders = household.spec, counts[0], list[Holder]()
     stage = Stage(0, start, outside=True)
     for one, count in zip(here, counts[1:], strict=True):
@@ -537,4 +400,4 @@ def _formed(household: Household, here: Sequence[Holder], counts: Sequence[int])
     windows = min([cut.windows, *(one.result()["windows"] for one in asked)])
     if household.choices.micro_batch is None:
         windows = min(windows, -(-spec.train.batch // PARTS))
-    return Pipeline(household, stage, estimate, Cut(windows, cut.recompute), holders)
+    return Pipeline(household, stage, estimate, Cut(windows, cut.recompute), holders, away)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lowcomm_node.errors import ConfigError, LinkLost
-from lowcomm_node.models.adapters import UNDER_WAY, take_weight
+from lowcomm_node.models.adapters import UNDER_WAY, footprint_of, take_weight
 from lowcomm_node.models.base import Stage, computing
 from lowcomm_node.models.devices import module_of
 from lowcomm_node.models.stages import build_stage, require_stages, shell_of
@@ -66,7 +66,7 @@ def most_blocks(
 
     ``limits``: GiB of memory, and of that of the GPU.
     """
-    low, high = -1, spec.model.model_dump()["layers"]
+    low, high = -1, footprint_of(spec).blocks
     while low < high:
         tried = (low + high + 1) // 2
         try:

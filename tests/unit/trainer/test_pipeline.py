@@ -20,6 +20,7 @@ from lowcomm_node.node.messages import (
     Evaluate,
     Evaluated,
     Generate,
+    InnerStepTaken,
     LenderAwaited,
     OuterStepApplied,
     Save,
@@ -98,7 +99,11 @@ def check_stages_or_one_process(folder: Path, count: int, method: str, optimizer
 
 
 @pytest.mark.parametrize(
-    ("count", "method", "optimizer"), [(1, "lowcomm", "muon"), (2, "streaming-diloco", "adamw")]
+    ("count", "method", "optimizer"),
+    [
+        (1, "lowcomm", "muon"),
+        pytest.param(2, "streaming-diloco", "adamw", marks=pytest.mark.soak),
+    ],
 )
 def test_stages_are_as_one_process(tmp_path: Path, count: int, method: str, optimizer: str) -> None:
     check_stages_or_one_process(tmp_path, count, method, optimizer)
@@ -128,6 +133,7 @@ def test_stages_go_on_from_a_checkpoint_of_one_process_and_it_from_theirs(tmp_pa
         assert image(one) == saved
 
 
+@pytest.mark.soak
 def test_documents_ties_and_memory_for_no_activations_change_nothing(tmp_path: Path) -> None:
     sizes, more = SIZES | {"tied": True}, "document_mask = true\n" + run_of()
     how: Any = {"sizes": sizes, "more": more, "activation_checkpointing": "on"}
@@ -146,7 +152,7 @@ def test_documents_ties_and_memory_for_no_activations_change_nothing(tmp_path: P
         assert losses(one) == losses(whole)
 
 
-@pytest.mark.parametrize("adapts", [False, True])
+@pytest.mark.parametrize("adapts", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_stages_begin_with_weights_from_files(tmp_path: Path, adapts: bool) -> None:
     base = tmp_path / "start" / "model.safetensors"
     write_base(base.parent, TransformerSettings.model_validate(SIZES))
@@ -226,6 +232,8 @@ def test_a_model_that_fits_nowhere_is_shared_out_and_refused_where_all_have_too_
         team = one.replica.team
         assert isinstance(team, Pipeline) and team.stage and team.stage.stop < 8
         one.steps(1)
+        (used,) = one.events(InnerStepTaken)[0].lenders
+        assert used.blocks == (team.stage.stop, 8) and not used.away
     with (
         lenders(tmp_path / "with", 1, max_memory_bytes=300 << 20) as daemons,
         pytest.raises(AssertionError, match="The model has 8 blocks"),
