@@ -81,8 +81,7 @@ class _Way:
         except _BLOCKED:
             pass
         except OSError:
-            self.stop()
-            self._end(self._sink)
+            self.stop()  # the other direction reads what the sink has still written, and its end
             return
         # Repeated requests would cost system calls.
         if self._left and self._reads:
