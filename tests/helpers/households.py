@@ -1,7 +1,9 @@
-"""Machines of a household on loopback: a lender in the loop of a test, homes of heads, and real
-processes as workers."""
+"""Machines of a household on loopback: a lender in the loop of a test, homes of heads, the sockets
+of their daemons, and real processes as workers."""
 
 import asyncio
+import os
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -10,28 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from helpers.waiting import until_async
+from lowcomm_node.household.borrowing import Borrowing
 from lowcomm_node.household.lender import Lender, listen
 from lowcomm_node.household.link import pair
 from lowcomm_node.household.machines import Household
+from lowcomm_node.net.local import address_of
 
 DEADLINE = 30.0
 WORKER = '''
-"""A worker: what it does is the setting "do"."""
-import json, os, socket, sys, time
+"""A worker, which does what the first line says."""
+import os, socket, sys, time
 
-text = sys.stdin.read()
-settings = json.loads(text)
-sock = socket.socket(fileno=int(sys.argv[-1]))
-print(os.getpid(), file=open(sys.argv[1], "a"), flush=True)
-match settings["do"]:
+_, pids, settings, end = sys.argv
+sock = socket.socket(fileno=int(end))
+print(os.getpid(), file=open(pids, "a"), flush=True)
+do = b""
+while not do.endswith(b"\\n"):
+    do += sock.recv(1)
+match do.decode().strip():
     case "tell":
-        sock.sendall(text.encode())
+        sock.sendall(settings.encode())
         sock.recv(1)
     case "echo":
         while data := sock.recv(65536):
             sock.sendall(data)
     case "fill":
-        count = os.open(sys.argv[1] + ".written", os.O_CREAT | os.O_RDWR)
+        count = os.open(pids + ".written", os.O_CREAT | os.O_RDWR)
         for number in range(1, 10**9):
             sock.sendall(bytes(65536))
             os.pwrite(count, str(65536 * number).encode(), 0)
@@ -39,13 +45,12 @@ match settings["do"]:
         time.sleep(1000)  # a worker that hangs; the test ends it by its id
     case "fail":
         sock.sendall(b"last words" * 100_000)
-        print("first line", *range(1000), file=sys.stderr)
         sys.exit("the reason why")
     case "leave":
         if os.fork() == 0:
-            time.sleep(1000)  # a child, which holds the socket open
+            time.sleep(60)  # a child, which holds the socket open
         sock.sendall(b"last words" * 1_000_000)
-        open(sys.argv[1] + ".done", "w").close()
+        open(pids + ".done", "w").close()
     case "grow":
         held = b"x" * 300_000_000
         sock.recv(1)
@@ -118,3 +123,22 @@ async def lending(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         one.listener.close()
+
+
+@asynccontextmanager
+async def linked(lender: Lending, home: Path, do: str) -> AsyncIterator[socket.socket]:
+    """The socket to a worker, as the trainer of a head gets it from its daemon."""
+    borrowing = Borrowing(home, [lender.address], os.getpid)
+    ((_, path),) = borrowing.open()
+    try:
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.settimeout(DEADLINE)
+            asked.connect(address_of(path))
+            text, ends, _, _ = await asyncio.to_thread(socket.recv_fds, asked, 1000, 1)
+        assert ends, text.decode()
+        with socket.socket(fileno=ends[0]) as sock:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(sock, f"{do}\n".encode())
+            yield sock
+    finally:
+        await borrowing.close()

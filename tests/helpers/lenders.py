@@ -40,16 +40,13 @@ class Daemon:
                         asked.send(self.refuses.encode())
                     continue
                 ours, sock = socket.socketpair()
+                own, end = json.dumps({"device": "cpu", **self._own}), sock.fileno()
                 with asked, ours, sock:
                     socket.send_fds(asked, [b"+"], [ours.fileno()])
                     worker = subprocess.Popen(
-                        [sys.executable, "-m", "lowcomm_node.trainer.worker", str(sock.fileno())],
-                        stdin=subprocess.PIPE,
-                        pass_fds=(sock.fileno(),),
+                        [sys.executable, "-m", "lowcomm_node.trainer.worker", own, str(end)],
+                        pass_fds=(end,),
                     )
-                assert worker.stdin is not None
-                worker.stdin.write(json.dumps({"device": "cpu", **self._own}).encode())
-                worker.stdin.close()
                 self.workers.append(worker)
 
     def close(self) -> None:

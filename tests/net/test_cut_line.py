@@ -23,9 +23,7 @@ async def linked(hosts: tuple[Host, Host], homes: tuple[Path, Path]) -> list[Sec
     machines = [Household(home) for home in homes]
     streams = [
         SecureStream(
-            end,
-            make_context(one, is_lender=place == 0, pinned=other.certificate.pem),
-            is_lender=place == 0,
+            end, make_context(one, other.certificate.der, is_lender=not place), is_lender=not place
         )
         for place, (end, one, other) in enumerate(
             zip(ends, machines, reversed(machines), strict=True)

@@ -38,7 +38,7 @@ interval = {interval}
 """
 """Its windows take longer to compute than its weights to cross a line."""
 PLAIN = (
-    *(b'{"windows"', b'{"spec"', b'{"here"', b'{"loss"', b'{"ask"', b'{"started"'),
+    *(b'{"windows"', b'{"spec"', b'{"here"', b'{"loss"', b'{"refusal"'),
     *(b'{"stage"', b'{"do"', b'{"alive"', b'{"answer"'),
 )
 """How headers of a link and of a worker begin."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lowcomm_node.errors import NodeError
-from lowcomm_node.household.link import lent
+from lowcomm_node.household.link import borrowed
 from lowcomm_node.household.machines import Household
 from lowcomm_node.net import local
 from lowcomm_node.system.logs import log
@@ -63,13 +63,14 @@ class Borrowing:
             if local.caller(connection) != self._trainer():
                 return
             try:
-                link = await lent(address, self._home, {})
+                async with borrowed(address, self._home) as stream:
+                    ours, theirs = socket.socketpair()
+                    with ours:
+                        with theirs:
+                            socket.send_fds(connection, [b"+"], [theirs.fileno()])
+                        is_here = await stream.carry(ours)
             except NodeError as error:
                 connection.send(str(error).encode()[:MAX_TEXT])
                 return
-            try:
-                with link.socket:
-                    socket.send_fds(connection, [b"+"], [link.socket.fileno()])
-                log.info("lender.ended", address=address, reason=await link.ended())
-            finally:
-                await link.close()
+            reason = "it was closed here" if is_here else "`lowcomm-node lend` there says why"
+            log.info("lender.ended", address=address, reason=reason)

@@ -8,6 +8,7 @@ A certificate follows from the 32 bytes of its key (`net.tls`), so the key pins 
 import socket
 import ssl
 from functools import lru_cache
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -47,13 +48,13 @@ Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), AfterValidator(_check_key
 """The 32 bytes of a public key, in hexadecimal digits."""
 
 
-class Message(BaseModel):
-    """Base of what machines send each other, and of what is kept of them."""
+class Strict(BaseModel):
+    """Base of messages between machines, and of what is kept of them."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Machine(Message):
+class Machine(Strict):
     """A machine paired with this one."""
 
     name: Name
@@ -61,8 +62,14 @@ class Machine(Message):
     address: Annotated[str, Field(max_length=300)] = ""
     """``host:port`` of a lender; empty for a head."""
 
+    def replaces(self, other: "Machine") -> bool:
+        """Whether it is the same head, or the same lender by key or address."""
+        if self.address and self.address == other.address:
+            return True
+        return self.key == other.key and bool(self.address) == bool(other.address)
 
-class _Content(Message):
+
+class _Content(Strict):
     version: Literal[1] = 1
     machines: Annotated[tuple[Machine, ...], Field(max_length=MAX_MACHINES)]
 
@@ -118,25 +125,15 @@ class Household:
     def add(self, machine: Machine) -> Machine:
         """Keep a machine in place of what had its key or address, under a name of its own."""
         with folder_lock(self._paths.home):
-            others = [
-                other
-                for other in self.machines()
-                if bool(other.address) != bool(machine.address)
-                or (
-                    other.key != machine.key
-                    and (not other.address or other.address != machine.address)
-                )
-            ]
+            others = [other for other in self.machines() if not machine.replaces(other)]
             if len(others) >= MAX_MACHINES:
                 raise ConfigError(
                     f"{MAX_MACHINES} machines are paired with this one: `lowcomm-node lend "
                     "--forget NAME` makes room."
                 )
             names = {other.name for other in others if other.key != machine.key}
-            number, name = 1, machine.name
-            while name in names:
-                number += 1
-                name = f"{machine.name[: MAX_NAME - 4]}-{number}"
+            more = (f"{machine.name[: MAX_NAME - 4]}-{number}" for number in count(2))
+            name = next(one for one in chain([machine.name], more) if one not in names)
             machine = machine.model_copy(update={"name": name})
             self._write([*others, machine])
         return machine

@@ -14,12 +14,12 @@ import hmac
 import secrets
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError
 
 from lowcomm_node.errors import ConfigError, LinkLost
-from lowcomm_node.household.machines import Household, Key, Machine, Message, Name, certificate_der
+from lowcomm_node.household.machines import Household, Key, Machine, Name, Strict, certificate_der
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """Crockford's: no letter looks like a digit."""
@@ -28,14 +28,11 @@ LIFE = 600.0
 """Seconds for which a code holds."""
 MAX_TRIES = 10
 """Wrong proofs, after which a code holds no longer."""
-MAX_MESSAGE = 2048
-"""Bytes of a message of a machine that is not paired."""
 Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Side = Literal["lender", "head"]
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=Strict)
 
 
-class Hello(Message):
+class Hello(Strict):
     """The beginning of a lender that shows a code."""
 
     name: Name
@@ -43,17 +40,13 @@ class Hello(Message):
     nonce: Hex32
 
 
-class Proposal(Message):
+class Proposal(Hello):
     """The answer of a head."""
 
-    ask: Literal["pair"] = "pair"
-    name: Name
-    key: Key
-    nonce: Hex32
     proof: Hex32
 
 
-class Consent(Message):
+class Consent(Strict):
     """The lender's proof."""
 
     proof: Hex32
@@ -84,12 +77,17 @@ def read_code(text: str) -> str:
     return plain
 
 
-def prove(code: str, side: Side, hello: Hello, key: str, nonce: str) -> str:
-    """The proof of one side; ``key`` and ``nonce``: of the head."""
+def proofs(code: str, hello: Hello, key: str, nonce: str) -> tuple[str, str]:
+    """The proofs of head and lender; ``key`` and ``nonce``: of the head."""
     ends = (sha256(certificate_der(one)).digest() for one in (hello.key, key))
-    nonces = bytes.fromhex(hello.nonce + nonce)
-    text = b"lowcomm pairing\0" + side.encode() + b"\0" + b"".join(ends) + nonces
-    return hmac.new(code.encode(), text, sha256).hexdigest()
+    text = b"".join(ends) + bytes.fromhex(hello.nonce + nonce)
+
+    def prove(side: bytes) -> str:
+        return hmac.new(
+            code.encode(), b"lowcomm pairing\0" + side + b"\0" + text, sha256
+        ).hexdigest()
+
+    return prove(b"head"), prove(b"lender")
 
 
 def make_hello(household: Household) -> Hello:
@@ -120,26 +118,16 @@ class Codes:
         proposal = read(Proposal, line)
         if not self.is_shown(now):
             raise LinkLost("came too late: the code holds no longer")
-        expected = prove(self._code, "head", hello, proposal.key, proposal.nonce)
+        expected, proof = proofs(self._code, hello, proposal.key, proposal.nonce)
         if not hmac.compare_digest(proposal.proof, expected):
             self._tries += 1
             raise LinkLost("has another code")
-        proof = prove(self._code, "lender", hello, proposal.key, proposal.nonce)
         self._code = ""
         return Machine(name=proposal.name, key=proposal.key), Consent(proof=proof)
 
 
-class Request:
-    """The head's side: a code that was typed."""
-
-    def __init__(self, household: Household, code: str, hello: Hello) -> None:
-        """Raises ConfigError for a text that is no code."""
-        self._code, self._hello = read_code(code), hello
-        nonce = secrets.token_hex(32)
-        self._expected = prove(self._code, "lender", hello, household.key, nonce)
-        proof = prove(self._code, "head", hello, household.key, nonce)
-        self.proposal = Proposal(name=household.name, key=household.key, nonce=nonce, proof=proof)
-
-    def accepts(self, consent: Consent) -> bool:
-        """Whether the lender has the same code."""
-        return hmac.compare_digest(consent.proof, self._expected)
+def propose(household: Household, code: str, hello: Hello) -> tuple[Proposal, str]:
+    """A head's proposal under a code that was typed, and the proof that a lender answers."""
+    nonce = secrets.token_hex(32)
+    proof, expected = proofs(code, hello, household.key, nonce)
+    return Proposal(name=household.name, key=household.key, nonce=nonce, proof=proof), expected

@@ -93,11 +93,11 @@ def _built(
 
 
 def main() -> NoReturn:
-    """Entry of a worker: settings of the lender as JSON at its standard input, and the descriptor
-    of a socket to the trainer as its last argument."""
+    """Entry of a worker, whose arguments are settings of the lender as JSON, and the descriptor of
+    a socket to the trainer."""
     die_with_parent()
-    own = json.load(sys.stdin)
-    with socket.socket(fileno=int(sys.argv[-1])) as sock:
+    own = json.loads(sys.argv[1])
+    with socket.socket(fileno=int(sys.argv[2])) as sock:
         wire = Wire(sock)
         try:
             device = choose_device(own.get("device") or "auto")

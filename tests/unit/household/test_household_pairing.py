@@ -4,24 +4,24 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from helpers.households import Lending, lending
+from helpers.households import Lending, lending, linked
 from lowcomm_node.errors import ConfigError, LinkLost
-from lowcomm_node.household.link import describe, pair
+from lowcomm_node.household.link import MAX_LINE, pair
 from lowcomm_node.household.machines import MAX_MACHINES, Household, Machine, read_address
 from lowcomm_node.household.pairing import (
     ALPHABET,
     LIFE,
     MAX_TRIES,
     Codes,
-    Consent,
-    Request,
+    Hello,
     draw_code,
     make_hello,
+    propose,
     read_code,
 )
 from lowcomm_node.net.tls import make_certificate
@@ -31,8 +31,16 @@ def paired(home: Path) -> list[str]:
     return [machine.key for machine in Household(home).machines()]
 
 
-def proposal(request: Request) -> bytes:
-    return request.proposal.model_dump_json().encode()
+def proposed(head: Household, code: str, hello: Hello) -> bytes:
+    proposal, _ = propose(head, read_code(code), hello)
+    return proposal.model_dump_json().encode()
+
+
+def anybody() -> ssl.SSLContext:
+    """TLS of a machine that is not paired."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    return made
 
 
 @pytest.fixture
@@ -58,7 +66,8 @@ async def test_machines_with_the_same_code_pin_each_other(tmp_path: Path):
         assert found.address == lender.address and found.key == lender.household.key
         assert paired(head) == [lender.household.key]
         assert paired(tmp_path / "lender") == [Household(head).key]
-        assert (await describe(lender.address, head)).name == lender.household.name
+        async with linked(lender, head, "echo"):
+            assert await lender.until_told("started")
         assert lender.events("paired") and len(lender.codes) == 1, "it is paired: no more codes"
         with pytest.raises(ConfigError, match="shows no code"):
             await pair(lender.address, tmp_path / "other", lender.codes[0])
@@ -92,8 +101,6 @@ async def test_a_code_pairs_one_of_two_heads_and_the_next_code_the_other(tmp_pat
         late = next(home for home in homes if not paired(home))
         await pair(lender.address, late, lender.codes[1])
         assert len(paired(tmp_path / "lender")) == 2
-        for home in homes:
-            await describe(lender.address, home)
 
 
 @asynccontextmanager
@@ -107,8 +114,6 @@ async def between(
     file.write_bytes(own.private_pem + own.pem)
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(file)
-    calling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    calling.check_hostname, calling.verify_mode = False, ssl.CERT_NONE
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
@@ -116,7 +121,7 @@ async def between(
         writer.close()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        theirs = await asyncio.open_connection("127.0.0.1", lender.port, ssl=calling)
+        theirs = await asyncio.open_connection("127.0.0.1", lender.port, ssl=anybody())
         await asyncio.gather(
             pass_on(theirs[0], writer), pass_on(reader, theirs[1]), return_exceptions=True
         )
@@ -138,7 +143,7 @@ def with_own_key(line: bytes, own: str) -> bytes:
 
 
 def with_own_key_to_the_head(line: bytes, own: str) -> bytes:
-    return line if b'"ask"' in line else with_own_key(line, own)
+    return line if b'"proof"' in line else with_own_key(line, own)
 
 
 @pytest.mark.parametrize("change", [as_it_is, with_own_key, with_own_key_to_the_head])
@@ -157,14 +162,28 @@ async def test_a_machine_between_both_is_paired_with_neither(
 async def test_who_pairs_and_says_nothing_holds_up_nobody(tmp_path: Path):
     async with lending(tmp_path) as lender:
         await lender.until_told("code")
-        calling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        calling.check_hostname, calling.verify_mode = False, ssl.CERT_NONE
+        calling = anybody()
         dials = (asyncio.open_connection("127.0.0.1", lender.port, ssl=calling) for _ in range(20))
         silent = await asyncio.gather(*dials, return_exceptions=True)
         await pair(lender.address, tmp_path / "head", lender.codes[0])
         for one in silent:
             if isinstance(one, tuple):
                 one[1].transport.abort()
+
+
+async def test_a_proposal_that_is_too_long_or_followed_by_more_pairs_nobody(tmp_path: Path):
+    head, seen = Household(tmp_path / "head"), list[bool]()
+    async with lending(tmp_path) as lender:
+        await lender.until_told("code")
+        for end in (b"\nmore\n", b" " * MAX_LINE + b"\n", b"\n"):
+            tried = await asyncio.open_connection("127.0.0.1", lender.port, ssl=anybody())
+            hello = Hello.model_validate_json(await tried[0].readline())
+            tried[1].write(proposed(head, lender.codes[0], hello) + end)
+            with suppress(ConnectionError):
+                await tried[0].read()
+            tried[1].transport.abort()
+            seen.append(bool(lender.household.machines()))
+    assert seen == [False, False, True]
 
 
 # proofs
@@ -176,22 +195,23 @@ def test_what_was_heard_of_a_pairing_opens_no_other(
     (lender, head), (one, shown) = ends, codes
     one.renew(0.0)
     hello = make_hello(lender)
-    request = Request(head, shown[0], hello)
-    found, consent = one.check(hello, proposal(request), 1.0)
-    assert found.key == head.key and request.accepts(consent)
+    proposal, expected = propose(head, read_code(shown[0]), hello)
+    line = proposal.model_dump_json().encode()
+    found, consent = one.check(hello, line, 1.0)
+    assert found.key == head.key and consent.proof == expected
+    assert consent.proof != proposal.proof, "no proof serves both ways"
     with pytest.raises(LinkLost, match="too late"):
-        one.check(hello, proposal(request), 1.0)
+        one.check(hello, line, 1.0)
     one.renew(2.0)
     with pytest.raises(LinkLost, match="another code"):
-        one.check(hello, proposal(request), 2.0)
+        one.check(hello, line, 2.0)
     # Even under the same code: the nonce of each connection is new.
     again = Codes(shown.append)
     again.renew(0.0)
     hello = make_hello(lender)
-    old = proposal(Request(head, shown[-1], hello))
+    old = proposed(head, shown[-1], hello)
     with pytest.raises(LinkLost, match="another code"):
         again.check(make_hello(lender), old, 0.0)
-    assert not request.accepts(Consent(proof=request.proposal.proof)), "no proof serves both ways"
     other = json.loads(old) | {"key": lender.key}
     with pytest.raises(LinkLost, match="another code"):
         again.check(hello, json.dumps(other).encode(), 0.0)
@@ -206,7 +226,7 @@ def test_a_code_holds_for_ten_minutes(
     assert not one.is_shown(0.0)
     one.renew(100.0)
     hello = make_hello(lender)
-    line = proposal(Request(head, shown[0], hello))
+    line = proposed(head, shown[0], hello)
     assert LIFE == 600 and not one.is_shown(700.0)
     with pytest.raises(LinkLost, match="too late"):
         one.check(hello, line, 700.0)
@@ -221,9 +241,9 @@ def test_wrong_proofs_count_and_malformed_messages_do_not(
     (lender, head), (one, shown) = ends, codes
     one.renew(0.0)
     hello = make_hello(lender)
-    right = proposal(Request(head, shown[0], hello))
+    right = proposed(head, shown[0], hello)
     changed = (
-        right.replace(b'"pair"', b'"start"'),
+        right.replace(b'"proof"', b'"prove"'),
         right.replace(head.key.encode(), b"f" * 64),
         right[:-1] + b',"more":1}',
     )
@@ -231,7 +251,7 @@ def test_wrong_proofs_count_and_malformed_messages_do_not(
         for _ in range(3):
             with pytest.raises(LinkLost, match="sent what is no proposal"):
                 one.check(hello, line, 0.0)
-    wrong = proposal(Request(head, "0" * 16, hello))
+    wrong = proposed(head, "0" * 16, hello)
     for _ in range(MAX_TRIES):
         assert one.is_shown(0.0)
         with pytest.raises(LinkLost, match="another code"):
