@@ -88,7 +88,7 @@ def measure(model: str, case: str) -> dict[str, Any]:
         trainer = status["trainer"]
         first = trainer["val_loss_first"]
         done = head.until(lambda s: s["trainer"]["val_loss_last"] != first, "a look", START)
-        noticed = notice(head, lender) if stages else {}
+        noticed = notice(head, lender, far.link) if stages else {}
     parts = [(b[0] - a[0], b[1] - a[1], b[2] - a[2]) for a, b in pairwise(marks)]
     rates = [round(count * windows * 128 / took) for count, took, _ in parts]
     return {
@@ -102,7 +102,7 @@ def measure(model: str, case: str) -> dict[str, Any]:
     }
 
 
-def notice(head: Resident, lender: Lender) -> dict[str, float]:
+def notice(head: Resident, lender: Lender, line: Link) -> dict[str, float]:
     """Seconds after which a node says that a worker was killed, and that a line is cut."""
     before = head.until(bool, "it", START)["trainer"]
     processes = psutil.Process(lender.child.pid).children(recursive=True)
@@ -113,7 +113,7 @@ def notice(head: Resident, lender: Lender) -> dict[str, float]:
     killed = monotonic() - began
     head.until(lambda s: (s["trainer"]["steps"] or 0) > before["steps"] + 1, "it is back", START)
     began = monotonic()
-    lender.host.link.outage(True)
+    line.outage(True)
     head.until(lambda s: s["waiting_code"] == "lender-awaited", "it is silent", START)
     cut = monotonic() - began
     return {"killed_noticed_s": round(killed, 2), "cut_noticed_s": round(cut, 2)}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.models.adapters import allocated, draw_factors, shell
+from lowcomm_node.models.adapters import allocated, draw_factors, footprint_of, shell
 from lowcomm_node.models.base import Model, Stage, family_of
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -30,6 +30,15 @@ def build_stage(spec: RunSpec, stage: Stage, device: torch.device) -> Model:
     family.allocate(model, device)
     family.fill(model, spec.run.seed)
     return model
+
+
+def halves_of(spec: RunSpec) -> tuple[Stage, ...]:
+    """A model in two stages, what is outside of the blocks with the first; none where it can't be
+    cut."""
+    blocks = footprint_of(spec).blocks
+    if not family_of(spec.model).can_stage or blocks < 2:
+        return ()
+    return Stage(0, blocks // 2, outside=True), Stage(blocks // 2, blocks)
 
 
 def require_stages(spec: RunSpec) -> None:

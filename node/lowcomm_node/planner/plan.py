@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from lowcomm_node.models.stages import halves_of
 from lowcomm_node.planner.line import Line
 from lowcomm_node.planner.pace import FRAMING, LinePace, contents, pace_on
 from lowcomm_node.system.units import seconds
@@ -87,6 +88,9 @@ class Choice:
     """Memory of a machine that trains on a GPU."""
     gpu_bytes: int
     """Memory of the GPU."""
+    stage_bytes: tuple[int, ...]
+    """Memory of two machines that hold half of the blocks each, the head first; empty where the
+    model can't be cut."""
     run_bytes: int
     """Bytes that a peer sends over the whole run."""
     share: float | None
@@ -161,6 +165,10 @@ def choice_of(spec: RunSpec, line: Line) -> Choice:
     usual = with_method(spec, sync.method, spec.train.optimizer, {}).sync.model_dump()
     own = {name: value for name, value in sync.model_dump().items() if value != usual[name]}
     host, gpu = (estimate_memory(spec, gpu=gpu, cut=Cut(1, True)) for gpu in (False, True))
+    stages = (
+        estimate_memory(spec, False, cut=Cut(1, True), stage=one).host_bytes
+        for one in halves_of(spec)
+    )
     return Choice(
         method=sync.method,
         settings={name: value for name, value in own.items() if name != "min_steps"},  # it follows
@@ -173,6 +181,7 @@ def choice_of(spec: RunSpec, line: Line) -> Choice:
         host_bytes=host.host_bytes,
         gpu_host_bytes=gpu.host_bytes,
         gpu_bytes=gpu.device_bytes,
+        stage_bytes=tuple(stages),
         run_bytes=round(spec.run.steps / pace.interval * sync.fragments * pace.sent),
         share=share,
         measured=tuple(points),

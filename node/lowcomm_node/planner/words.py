@@ -57,7 +57,7 @@ def plan_in_words(plan: Plan) -> str:
         f"{_time(step)} a step.",
         f"A peer of {best.method} needs at least {best.host_bytes / GIB:.1f} GiB of memory, or "
         f"with a GPU {best.gpu_host_bytes / GIB:.1f} GiB and {best.gpu_bytes / GIB:.1f} GiB of "
-        "the GPU's.",
+        "the GPU's." + _in_stages(best),
         "",
         _LEGEND,
         f"Measured of {best.method} with {peers} peers and {parameters:,} parameters, where this "
@@ -82,6 +82,13 @@ CHANGES = {
     "adapter": f'an adapter of rank {RANK} and base = "{{}}"',
 }
 """By what is changed to make a run fit."""
+
+
+def _in_stages(choice: Choice) -> str:
+    if max(choice.stage_bytes, default=choice.host_bytes) >= choice.host_bytes:
+        return ""
+    head, lender = (f"{one / GIB:.1f} GiB" for one in choice.stage_bytes)
+    return f" Two machines of one owner hold it in {head} and {lender} (docs/household.md)."
 
 
 def fit_in_words(fit: GpuFit) -> str:

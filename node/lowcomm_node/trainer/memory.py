@@ -389,6 +389,6 @@ def _require(
     raise ConfigError(
         f"This run needs about {needed / GIB:.1f} GiB of {what}, {allowed / GIB:.1f} GiB are "
         f"allowed here (GiB: {takes}; {count_parameters(spec.model):,} parameters): {local}join "
-        f"from a larger machine, raise {option}, or ask the run's creator for a smaller model or "
-        "context."
+        f"from a larger machine or with a second one (--with), raise {option}, or ask the run's "
+        "creator for a smaller model or context."
     )

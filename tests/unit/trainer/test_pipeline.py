@@ -214,6 +214,24 @@ def test_a_silent_machine_is_told_and_training_goes_on_once_it_speaks(tmp_path: 
         assert len(losses(one)) == 2
 
 
+def test_those_that_are_left_hold_the_model_until_all_are_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "GRACE", 0.0)
+    monkeypatch.setattr(pipeline, "RETURN_EVERY", 0.0)
+    with trainer(tmp_path / "alone") as (alone,), lenders(tmp_path, 2) as daemons:
+        daemons[1].refuses = "it is switched off"
+        with trainer(tmp_path / "two", *daemons) as (one,):
+            one.steps(2)
+            alone.steps(2)
+            assert losses(one) == losses(alone)
+            used, gone = one.events(InnerStepTaken)[-1].lenders
+            assert used.blocks and not used.away and gone.away == "it was not here"
+            assert one.replica.team and not one.replica.team.returned()
+            daemons[1].refuses = ""
+            until(lambda: one.replica.team.returned() == "lender-1", 60, "it can be used again")
+
+
 # who holds what
 
 
