@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -25,8 +26,10 @@ from lowcomm_node.doctor.findings import (
     Subject,
     Survey,
 )
+from lowcomm_node.household.machines import Household, read_address
 from lowcomm_node.net.targets import host_in, is_public, number_of
 from lowcomm_node.status.model import to_json
+from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.accelerator import Card
 from lowcomm_node.system.machine import memory_of_machine
 from lowcomm_node.system.units import place, size
@@ -42,6 +45,7 @@ LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8
 LITTLE_MEMORY, TOO_LITTLE_MEMORY = 1e9, 256e6
 LITTLE_GPU = 1e9
 TRIAL_DEADLINE = 60.0
+LENDER_DEADLINE = 3.0
 _TRIAL = "lowcomm_node.models.devices"
 _WAYS = {
     ProbeKind.DIRECT: "direct calls",
@@ -449,6 +453,26 @@ def gpu(seen: Observations) -> Finding:
     return Finding("gpu", Severity.WARNING if remedy else Severity.OK, value, remedy, found)
 
 
+def lenders(seen: Observations) -> Finding | None:
+    """Whether machines that lend themselves to this one can be called."""
+    if not Paths(seen.home).household.exists():
+        return None
+    reached, away = list[str](), list[str]()
+    for one in Household(seen.home).machines():
+        if not one.address:  # it is a head
+            continue
+        try:
+            socket.create_connection(read_address(one.address), LENDER_DEADLINE).close()
+            reached.append(f"{one.name} answers at {one.address}")
+        except OSError as error:
+            away.append(f"{one.name} at {one.address} does not ({error.strerror or error})")
+    if not reached and not away:
+        return None
+    remedy = "run `lowcomm-node lend` there, and see that its port is open to this machine"
+    state = Severity.WARNING if away else Severity.OK
+    return Finding("lenders", state, "; ".join((*reached, *away)), remedy if away else "")
+
+
 CHECKS: Sequence[Check]
-CHECKS = (node, dht, proxy, clock, nat, outside, udp, routes, disk, memory, gpu)
+CHECKS = (node, dht, proxy, clock, nat, outside, udp, routes, disk, memory, gpu, lenders)
 """In the order in which findings are read."""

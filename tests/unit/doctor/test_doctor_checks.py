@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,9 @@ from lowcomm_node.doctor.findings import (
     exit_code,
 )
 from lowcomm_node.doctor.run import check, own_hosts
+from lowcomm_node.household.machines import Household, Machine
 from lowcomm_node.net.addresses import EntryPoint
+from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.status.model import read, to_json
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import ProbeKind, Seen
@@ -207,6 +210,23 @@ def test_a_finding_says_what_was_seen_and_what_to_do(
     text = f"{found.value}; {found.remedy}"
     assert found.state is state and all(word in text for word in words), found
     assert never not in text, found
+
+
+def test_lenders_that_do_not_answer_are_named(tmp_path: Path):
+    seen = Observations(home=tmp_path)
+    assert checks.lenders(seen) is None
+    household = Household(tmp_path)
+    household.add(Machine(name="attic", key=household.key))
+    assert checks.lenders(seen) is None, "a head is no lender"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        other = make_certificate().public_key.hex()
+        household.add(Machine(name="desk", key=other, address=f"127.0.0.1:{port}"))
+        found = checks.lenders(seen)
+        assert found and found.state is OK and "desk answers" in found.value
+    found = checks.lenders(seen)
+    assert found and found.state is WARNING and f"desk at 127.0.0.1:{port} does not" in found.value
+    assert "lowcomm-node lend" in found.remedy
 
 
 EXIT = [([], 0), (["dht"], 6), (["node"], 4), (["node", "dht"], 6)]
