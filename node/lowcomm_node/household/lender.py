@@ -193,7 +193,9 @@ class Lender:
             finally:
                 _kill(worker)
                 await asyncio.wait({ended})
-                why = f" {_ending(worker.returncode)}" if is_here else ""
+                code = worker.returncode or 0
+                how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+                why = f" The worker {how}." if is_here else ""
                 self._tell("ended", f"{name} computes here no longer.{why}")
 
     # what changes by itself
@@ -237,9 +239,3 @@ async def _end_children(worker: Process) -> None:
 def _kill(worker: Process) -> None:
     with suppress(OSError):  # it has ended, and so has all that it started
         os.killpg(worker.pid, signal.SIGKILL)
-
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"The worker died of {signal.Signals(-code).name}."
-    return f"The worker ended: exit code {code}."

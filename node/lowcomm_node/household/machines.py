@@ -23,10 +23,8 @@ from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.units import place
 from lowcomm_protocol.peers.records import MAX_NAME, is_name
 
-MAX_MACHINES = 64
 
-
-@lru_cache(maxsize=2 * MAX_MACHINES)
+@lru_cache
 def certificate_der(key: str) -> bytes:
     """The certificate of a key (hexadecimal) in DER. Raises ValueError if it is no key."""
     return ssl.PEM_cert_to_DER_cert(certificate_of(bytes.fromhex(key)).decode())
@@ -38,14 +36,10 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _check_key(key: str) -> str:
-    certificate_der(key)
-    return key
-
-
 Name = Annotated[str, AfterValidator(_check_name)]
-Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), AfterValidator(_check_key)]
-"""The 32 bytes of a public key, in hexadecimal digits."""
+Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Key = Annotated[Hex32, AfterValidator(lambda key: certificate_der(key) and key)]
+"""The 32 bytes of a public key."""
 
 
 class Strict(BaseModel):
@@ -71,7 +65,7 @@ class Machine(Strict):
 
 class _Content(Strict):
     version: Literal[1] = 1
-    machines: Annotated[tuple[Machine, ...], Field(max_length=MAX_MACHINES)]
+    machines: tuple[Machine, ...]
 
 
 class Household:
@@ -94,7 +88,9 @@ class Household:
         except (ValueError, TypeError) as error:
             raise _damaged(self.key_file) from error
         self.key = self.certificate.public_key.hex()
-        self.name = own_name()
+        name = "".join(filter(str.isprintable, socket.gethostname().partition(".")[0]))
+        self.name = name[:MAX_NAME].strip() or "machine"
+        """What other machines call this one: its host name."""
 
     def machines(self) -> tuple[Machine, ...]:
         """All paired machines, as the file has them now."""
@@ -126,11 +122,6 @@ class Household:
         """Keep a machine in place of what had its key or address, under a name of its own."""
         with folder_lock(self._paths.home):
             others = [other for other in self.machines() if not machine.replaces(other)]
-            if len(others) >= MAX_MACHINES:
-                raise ConfigError(
-                    f"{MAX_MACHINES} machines are paired with this one: `lowcomm-node lend "
-                    "--forget NAME` makes room."
-                )
             names = {other.name for other in others if other.key != machine.key}
             more = (f"{machine.name[: MAX_NAME - 4]}-{number}" for number in count(2))
             name = next(one for one in chain([machine.name], more) if one not in names)
@@ -151,12 +142,6 @@ class Household:
     def _write(self, machines: list[Machine]) -> None:
         content = _Content(machines=tuple(machines))
         write_atomic(self._paths.household, content.model_dump_json(indent=1).encode(), 0o600)
-
-
-def own_name() -> str:
-    """What other machines call this one: its host name."""
-    name = "".join(filter(str.isprintable, socket.gethostname().partition(".")[0]))
-    return name[:MAX_NAME].strip() or "machine"
 
 
 def read_address(text: str) -> tuple[str, int]:

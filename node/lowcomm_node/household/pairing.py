@@ -14,12 +14,20 @@ import hmac
 import secrets
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from lowcomm_node.errors import ConfigError, LinkLost
-from lowcomm_node.household.machines import Household, Key, Machine, Name, Strict, certificate_der
+from lowcomm_node.household.machines import (
+    Hex32,
+    Household,
+    Key,
+    Machine,
+    Name,
+    Strict,
+    certificate_der,
+)
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """Crockford's: no letter looks like a digit."""
@@ -28,7 +36,6 @@ LIFE = 600.0
 """Seconds for which a code holds."""
 MAX_TRIES = 10
 """Wrong proofs, after which a code holds no longer."""
-Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 M = TypeVar("M", bound=Strict)
 
 

@@ -199,7 +199,7 @@ async def test_a_worker_that_fails_closes_the_link_after_its_last_bytes_and_says
     async with lending(tmp_path, [ada]) as lender, linked(lender, ada, "fail") as link:
         assert await receive(link, 1_000_000) == b"last words" * 100_000
         await check_ended(link)
-        assert "exit code 1" in await lender.until_told("ended")
+        assert "ended with 1" in await lender.until_told("ended")
         assert "the reason why" in capfd.readouterr().err, "at the lender's terminal"
 
 
