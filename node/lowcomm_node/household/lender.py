@@ -144,7 +144,7 @@ class Lender:
     async def _pair(self, stream: SecureStream) -> None:
         hello = make_hello(self._household)
         await stream.send(hello)
-        head, consent = self.codes.check(hello, await stream.read_line(), monotonic())
+        head, consent = self.codes.check(hello, await stream.receive(), monotonic())
         head = self._household.add(head)
         self._tell("paired", f"{head.name} is paired with this machine.")
         self._look()

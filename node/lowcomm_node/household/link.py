@@ -1,4 +1,4 @@
-"""The link between two paired machines: TLS 1.3, the lender's reply in a line, then plain bytes.
+"""The link between two paired machines: TLS 1.3, a reply in JSON, then plain bytes.
 
 Both ends show certificates, and each takes only those that it has pinned. A line that is cut is
 noticed within SILENCE seconds, however long the other end reads nothing.
@@ -30,8 +30,6 @@ from lowcomm_node.system.tasks import first_of, in_time
 from lowcomm_node.system.units import place
 from lowcomm_protocol.errors import in_words
 
-MAX_LINE = 2048
-"""Bytes of a message."""
 DEADLINE = 10.0
 """Seconds for a machine to prove itself, and to answer."""
 IDLE, PROBES, BETWEEN = 5, 3, 2
@@ -99,24 +97,17 @@ class SecureStream:
         """Let both ends prove who they are."""
         await self._retry(self._sock.do_handshake)
 
-    async def read_line(self) -> bytes:
-        """The next line. Nothing may follow it before an answer."""
-        data = b""
-        while b"\n" not in data and len(data) <= MAX_LINE:
-            more = await self._retry(lambda: self._sock.recv(RECORD))
-            if not more:
-                raise LinkLost("has closed the connection")
-            data += more
-        line, _, rest = data.partition(b"\n")
-        if rest or len(line) > MAX_LINE:
-            raise LinkLost("sent more than a line")
-        return line
+    async def receive(self) -> bytes:
+        """The next message: what comes in one record of TLS."""
+        data = await self._retry(lambda: self._sock.recv(RECORD))
+        if not data:
+            raise LinkLost("has closed the connection")
+        return data
 
     async def send(self, message: Strict) -> None:
-        """Send a message as a line."""
-        left = memoryview(message.model_dump_json().encode() + b"\n")
-        while left:
-            left = left[await self._retry(lambda left=left: self._sock.send(left)) :]
+        """Send a message; it fits a record."""
+        data = message.model_dump_json().encode() + b"\n"
+        await self._retry(lambda: self._sock.send(data))
 
     async def carry(self, local: socket.socket) -> bool:
         """Move bytes to and from ``local`` until one end closes, or the line is dead; whether
@@ -195,7 +186,7 @@ async def borrowed(address: str, home: Path) -> AsyncIterator[SecureStream]:
     tls = make_context(household, certificate_der(lender.key), is_lender=False)
     async with _dialed(lender.address, tls, f"{lender.name} at {address}") as stream:
         async with in_time(DEADLINE):
-            reply = read(Reply, await stream.read_line())
+            reply = read(Reply, await stream.receive())
         if reply.refusal:
             raise RetryLater(in_words(reply.refusal))
         yield stream
@@ -209,7 +200,7 @@ async def pair(address: str, home: Path, code: str) -> Machine:
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     async with _dialed(address, anybody, address) as stream, in_time(DEADLINE):
         try:
-            hello = read(Hello, await stream.read_line())
+            hello = read(Hello, await stream.receive())
         except LinkLost:
             raise ConfigError(
                 f"{address} shows no code: run `lowcomm-node lend --pair` there, and type its code."
@@ -219,7 +210,7 @@ async def pair(address: str, home: Path, code: str) -> Machine:
         proposal, expected = propose(household, code, hello)
         await stream.send(proposal)
         with suppress(LinkLost):
-            consent = read(Consent, await stream.read_line())
+            consent = read(Consent, await stream.receive())
             if hmac.compare_digest(consent.proof, expected):
                 at = place(*read_address(address))
                 return household.add(Machine(name=hello.name, key=hello.key, address=at))
