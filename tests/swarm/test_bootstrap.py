@@ -23,9 +23,8 @@ from helpers.processes import (
     free_port,
     run,
 )
-from helpers.waiting import until, until_async
+from helpers.waiting import until
 from lowcomm_bootstrap.registry import Registry
-from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.system.command import ending_signals
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
@@ -42,38 +41,6 @@ def make_run(name: str) -> SignedRun:
 async def start(swarm: Swarm, *arguments: str) -> Process:
     """Start the server while the event loop of the test goes on."""
     return await asyncio.to_thread(swarm.bootstrap, *arguments)
-
-
-async def until_published(peer: Discovery, *runs: SignedRun) -> None:
-    wanted = {run.run_id for run in runs}
-
-    async def published() -> bool:
-        return wanted <= set(await peer.lookup(RUNS_KEY))
-
-    await until_async(published, 30, f"{len(wanted)} runs are published")
-
-
-async def test_runs_of_creators_are_adopted_and_survive_its_death(
-    swarm: Swarm, dht: Dht, tmp_path: Path
-) -> None:
-    signed, created = make_run("signed"), make_run("created")
-    (tmp_path / "signed.json").write_bytes(signed.to_bytes())
-    door = await start(swarm, "--run", str(tmp_path / "signed.json"))
-    ada = await dht.peer([swarm.address])
-    assert await ada.publish(RUNS_KEY, created.run_id, created.to_bytes(), 60)
-    await asyncio.to_thread(until, lambda: door.events("run.adopted"), 30, "the run is adopted")
-    children = descendants(door.child.pid)
-
-    door.end(signal.SIGKILL)
-    until(lambda: not any(psutil.pid_exists(pid) for pid in children), 15, "its p2pd ends with it")
-    # The registry alone brings the runs back: whoever else held them is gone.
-    await ada.close()
-    again = await start(swarm)
-    assert again.child.pid != door.child.pid, (
-        "at the same address, with the same identity: the kit checks it"
-    )
-    newcomer = await dht.peer([swarm.address])
-    await until_published(newcomer, signed, created)
 
 
 async def test_a_closed_server_keeps_only_its_own_runs(swarm: Swarm, dht: Dht) -> None:

@@ -10,7 +10,8 @@ from helpers.waiting import until
 from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_protocol.peers.shards import cell_of
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+# CI sees cells in tests/unit/sync/test_cells.py, and amendments in test_amending.py.
+pytestmark = [pytest.mark.swarm, pytest.mark.soak, pytest.mark.timeout(400)]
 
 
 def test_nodes_that_are_split_into_cells_train_on_in_them_and_mix(swarm: Swarm) -> None:

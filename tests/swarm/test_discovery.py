@@ -13,15 +13,14 @@ from time import monotonic, time
 import psutil
 import pytest
 
-from helpers.dht_peers import KEY, RUN_ID, Dht, Peer, record_of
+from helpers.dht_peers import KEY, Dht, Peer, record_of
 from helpers.processes import free_port
 from helpers.waiting import until, until_async
 from lowcomm_node.dht.keys import RUNS_KEY, pack
 from lowcomm_node.errors import NodeError, NoPeers, Unhealthy
-from lowcomm_node.net.hivemind_parts import DHTID, MSGPackSerializer, PeerID
+from lowcomm_node.net.hivemind_parts import DHTID, DHTLocalStorage, MSGPackSerializer
 from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(180)]
@@ -62,7 +61,6 @@ async def force(
 ) -> list[bool] | None:
     """Make others store what ``peer`` itself would not: what one of them answers, asked past all
     checks of ours."""
-    from lowcomm_node.net.hivemind_parts import DHTID, MSGPackSerializer
 
     protocol = peer.node.protocol
     other = next(iter(protocol.routing_table.peer_id_to_uid))
@@ -111,7 +109,6 @@ async def test_a_record_under_someone_elses_name_is_refused_by_the_storer(dht: D
 
 
 async def test_a_forged_record_is_refused_by_the_reader_and_hides_no_other(dht: Dht) -> None:
-    from lowcomm_node.net.hivemind_parts import DHTID, DHTLocalStorage, MSGPackSerializer
 
     ada = await dht.peer()
     evil, reader = await dht.peer(ada.addresses()), await dht.peer(ada.addresses())
@@ -145,7 +142,6 @@ async def test_a_record_that_expires_on_the_way_hides_no_other(dht: Dht) -> None
 
     await until_async(expired, 5, "the stranger's record expires")
     protocol = reader.node.protocol
-    from lowcomm_node.net.hivemind_parts import DHTID
 
     key = DHTID.generate(source=KEY)
     for other in protocol.routing_table.peer_id_to_uid:
@@ -256,18 +252,10 @@ main()
 
 
 async def test_a_clock_that_is_off_is_named(dht: Dht, tmp_path: Path) -> None:
-    arguments = (
-        "serve",
-        "--json",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--home",
-        str(tmp_path / "door"),
-    )
+    place = ("--host", "127.0.0.1", "--port", "0", "--home", str(tmp_path / "door"))
     door = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SKEWED, "20", *arguments), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", SKEWED, "20", "serve", "--json", *place),
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert door.stdout is not None
@@ -314,68 +302,3 @@ async def test_p2pd_and_its_socket_go_when_their_parent_is_killed(
         await child.wait()
     until(lambda: not psutil.pid_exists(started["pid"]), 15, "p2pd ends")
     until(lambda: not names_in(sockets), 5, "its socket goes")
-
-
-# A flood of records
-
-
-def large_record(peer: Identity, life: float) -> bytes:
-    """A valid record of about 2000 bytes, the most that one may have."""
-    now, entry = (
-        time(),
-        f"/ip4/203.0.113.7/tcp/31337/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{peer.peer_id}",
-    )
-    info = PeerInfo(
-        peer_id=peer.peer_id,
-        run_id=RUN_ID,
-        phase=Phase.TRAINING,
-        issued=now,
-        expires=now + life,
-        addresses=("[2001:db8:1111:2222:3333:4444:5555:6666]:40000",) * 8,
-        entry_points=(entry,) * 4,
-    )
-    return write_record(info, peer)
-
-
-async def test_a_flood_of_records_leaves_room_for_honest_peers(dht: Dht) -> None:
-    door = await dht.peer()
-    honest = [await dht.peer(door.addresses()) for _ in range(2)]
-    assert all([await peer.tell(life=280.0) for peer in honest])
-    attacker = await dht.peer(door.addresses())
-    key, sybils = (
-        DHTID.generate(source=KEY),
-        [Identity(number.to_bytes(32, "big")) for number in range(1, 601)],
-    )
-
-    def kept_by(storer: Peer) -> set[str]:
-        return set(storer.node.protocol.storage.get(key).value.data)
-
-    stored = 0
-    for storer in (door, *honest):
-        target = PeerID.from_base58(storer.peer_id)
-        for start in range(0, len(sybils), 200):
-            some = sybils[start : start + 200]
-            values = [
-                MSGPackSerializer.dumps(pack(KEY, large_record(peer, 290.0))) for peer in some
-            ]
-            names, keys = [peer.peer_id for peer in some], [key] * len(some)
-            answer = await attacker.node.protocol.call_store(
-                target, keys, values, time() + 280.0, subkeys=names
-            )
-            stored += sum(answer or ())
-    assert stored < 3 * len(sybils), "no storer gives it more than a quarter of its room"
-    late = await dht.peer(door.addresses())
-    storers = (door, *honest)
-    wanted = {peer.peer_id for peer in honest}
-    for storer in storers:
-        assert wanted <= kept_by(storer), "each storer keeps all that are honest"
-    wanted.add(late.peer_id)
-
-    async def all_keep_who_comes_after_the_flood() -> bool:
-        # A storer that is busy misses a record, so peers publish theirs again and again.
-        await late.publish(KEY, late.peer_id, large_record(late.identity, 280.0), 280.0)
-        return all(
-            [wanted <= kept_by(storer) and wanted <= await storer.sees() for storer in storers]
-        )
-
-    await until_async(all_keep_who_comes_after_the_flood, 60, "who comes after the flood is kept")

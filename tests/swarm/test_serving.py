@@ -58,7 +58,9 @@ def server(swarm: Swarm, name: str, *arguments: str) -> TextServer:
     return node
 
 
-def test_text_outlives_the_machine_that_had_it_first(swarm: Swarm) -> None:
+def test_text_outlives_the_machine_that_had_it_first_and_that_of_another_run_is_refused(
+    swarm: Swarm,
+) -> None:
     pack = swarm.folder / "tea.pack"
     first = server(swarm, "first", str(pack))
     assert first.serves()["bytes_fetched"] == 0
@@ -78,8 +80,6 @@ def test_text_outlives_the_machine_that_had_it_first(swarm: Swarm) -> None:
     until(lambda: second.peers(), DEADLINE, "they see each other")
     assert [peer["phase"] for peer in second.peers()] == ["serving"]
 
-
-def test_a_pack_of_another_run_is_refused_with_a_remedy(swarm: Swarm) -> None:
     subprocess.run(
         command("lowcomm_node", "data", "pack", "texts/1*.txt", "other.pack", "--home", "creator"),
         cwd=swarm.folder, env=environment(), check=True, timeout=DEADLINE,

@@ -50,7 +50,7 @@ def exchanges(nodes: Sequence[Node], steps: int = STEPS) -> float:
     ("method", "peers", "steps", "share", "count"),
     # Three peers make 27 pairs in 400 steps, give or take three, so the ratio of two such counts
     # spreads by 0.15. Where every record is asked, as in 0.1, it is 0.17: half lies far from both.
-    # CI sees it in test_liveness.py, and real records in test_discovery.py.
+    # CI sees it in test_liveness.py and test_guard.py.
     [
         pytest.param("noloco", 3, STEPS, 0.5, 330, marks=SOAK),
         *(pytest.param(one, 4, LONG, 0.9, 330, marks=SOAK) for one in ("noloco", "diloco")),
