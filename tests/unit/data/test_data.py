@@ -23,7 +23,7 @@ import torch
 from helpers.disk import is_killed_at, on_small_disk
 from helpers.hub_tokenizers import write_tokenizer
 from helpers.packs import make_cache
-from lowcomm_node.data import Split, documents, open_data, open_tokenizer, packing
+from lowcomm_node.data import Split, documents, open_data, open_tokenizer
 from lowcomm_node.data.corpus import open_corpus, python_corpus
 from lowcomm_node.data.documents import Document, ReadOptions, SourceFile, read_documents
 from lowcomm_node.data.pack import find_packs
@@ -378,41 +378,6 @@ def test_the_parts_of_a_text_become_the_tokens_of_the_whole(
     assert blanks == text.count(" ") + (2 if kind == "text" else 3), (
         "one before each document, none at a cut"
     )
-
-
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("kind", ["long", "jsonl"])
-def test_tokenizing_goes_on_where_it_was_interrupted(
-    kind: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "SAVE_SECONDS", -1.0)
-    monkeypatch.setattr(packing, "BATCH_BYTES", 100_000)
-    (tmp_path / "a.txt").write_text("\n".join(sentences(20_000)))
-    write_lines(tmp_path / "a.jsonl", ["\n".join(sentences(9000)), *sentences(9000)])
-    path = str(tmp_path / ("a.txt" if kind == "long" else "a.jsonl"))
-    encode, attempts, work = packing.Packer._encode, 0, 0
-    whole = open_data(path, "bytes", tmp_path / "whole")
-    for allowed in (3, 1, 2, 1000):
-        left = [allowed]
-
-        def failing(self: Any, batch: Any, left: list[int] = left) -> Any:
-            nonlocal work
-            left[0] -= 1
-            if left[0] < 0:
-                raise OSError("interrupted")
-            work += sum(len(document.text) for document in batch.documents)
-            return encode(self, batch)
-
-        monkeypatch.setattr(packing.Packer, "_encode", failing)
-        attempts += 1
-        try:
-            dataset = open_data(path, "bytes", cache)
-        except OSError:
-            continue
-        assert all_tokens(dataset.train) == all_tokens(whole.train)
-        assert all_tokens(dataset.held_out) == all_tokens(whole.held_out)
-    assert attempts == 4 and work < 2 * (whole.train.tokens + whole.held_out.tokens)
-    assert not list(cache.glob(".*.packing"))
 
 
 def test_text_that_is_not_utf8_is_named_where_letters_would_be_lost(

@@ -213,25 +213,6 @@ def test_one_vector_gives_what_the_papers_compute_from_two(settings, size, weigh
             assert (got - expected).abs().max() <= 1e-6 * exact_phis[0].abs().max()
 
 
-@pytest.mark.parametrize("consensus, tolerance", [(0.0, 0.0), (1.0, 1e-6)])
-def test_noloco_in_a_group_of_all_with_equal_start_is_heavy_ball_diloco(consensus, tolerance):
-    settings = replace(NOLOCO, consensus=consensus)
-    phis, deltas = group_of(4, spread=0.0)
-    parameter = torch.nn.Parameter(phis[0].clone())
-    sgd = torch.optim.SGD([parameter], lr=1.0, momentum=settings.momentum)
-    for step in range(10):
-        thetas = [phi + one for phi, one in zip(phis, progress_of(4, step), strict=True)]
-        parameter.grad = -mean_contribution(
-            [settings.outer_lr * (theta - parameter.detach()) for theta in thetas]
-        )
-        sgd.step()
-        meet(settings, phis, deltas, thetas)
-        for phi in phis:
-            assert (
-                phi - parameter.detach()
-            ).abs().max() <= tolerance * parameter.detach().abs().max()
-
-
 @pytest.mark.parametrize("name", ["e3m0", "int8"])
 @pytest.mark.parametrize(
     "settings",

@@ -12,7 +12,6 @@ from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.invites import issue_invite
 from lowcomm_protocol.peers.records import (
-    CREDENTIAL_LIFE,
     MAX_CLOCK_SKEW,
     MAX_LIFE,
     MAX_RECORD_BYTES,
@@ -226,35 +225,25 @@ def test_a_field_out_of_bounds_is_refused(fields):
     "address",
     [
         "",
-        "host",
         ":4100",
-        "host:",
-        "host:0",
-        "host:65536",
-        "host:-1",
-        "host:4100",
+        "203.0.113.7",
+        "203.0.113.7:",
+        "203.0.113.7:0",
+        "203.0.113.7:65536",
+        "203.0.113.7:-1",
+        "203.0.113.7:+1",
+        "203.0.113.7: 80",
+        "203.0.113.7:" + "9" * 5000,
+        "203.0.113.7:٤١٠٠",
+        "203.0.113.7:80\n",
         "node-1.example.org:4100",
         "[127.0.0.1]:4100",
         "1.2.3:4100",
         "1.2.3.256:4100",
-        "[1::2::3]:4100",
         "0x7f.0.0.1:4100",
-        "host:+1",
-        "host: 80",
-        "host:" + "9" * 5000,
-        "host:٤١٠٠",
-        "host:80\n",
-        "unix:/run/docker.sock:1",
-        "/run/docker.sock:1",
-        "dns:///host:80",
-        "user@host:80",
-        "-host:80",
-        "..:80",
-        "ho st:80",
-        "hört:80",
+        "[1::2::3]:4100",
         "[::1:80",
-        "::1]:80",
-        "[localhost]:80",
+        "unix:/run/docker.sock:1",
         "a" * 256 + ":80",
     ],
 )
@@ -272,24 +261,3 @@ def test_a_credential_tells_the_caller_and_the_nonce():
         read = read_credential(data, BOB.peer_id, RUN, NOW)
         assert (read.caller, read.nonce, read.claim) == (ALICE.peer_id, NONCE, claim)
         assert read.issued_ms == NOW * 1000
-
-
-def test_a_credential_holds_for_its_callee_run_and_time_only():
-    with pytest.raises(RecordError, match="another peer or run"):
-        read_credential(CREDENTIAL, ALICE.peer_id, RUN, NOW)
-    with pytest.raises(RecordError, match="another peer or run"):
-        read_credential(CREDENTIAL, BOB.peer_id, OTHER_RUN, NOW)
-    for offset in (-CREDENTIAL_LIFE, CREDENTIAL_LIFE):
-        read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW + offset)
-        with pytest.raises(RecordError, match="set both clocks right"):
-            read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW + offset * 1.02)
-
-
-def test_a_forged_credential_is_refused():
-    signed = pb.SignedCredential.FromString(CREDENTIAL)
-    for purpose, signer in (("credential", BOB), ("peer record", ALICE)):
-        forged = pb.SignedCredential(
-            payload=signed.payload, signature=signer.sign(purpose, signed.payload)
-        )
-        with pytest.raises(SignatureError):
-            read_credential(forged.SerializeToString(), BOB.peer_id, RUN, NOW)

@@ -11,7 +11,6 @@ from pathlib import Path
 from secrets import token_bytes
 from statistics import mean
 
-import numpy as np
 import pytest
 import torch
 
@@ -30,8 +29,6 @@ from lowcomm_node.simulation import swarm as simulated
 from lowcomm_node.simulation.contents import GroupContents
 from lowcomm_node.simulation.network import Network, SimulatedStream
 from lowcomm_node.simulation.swarm import Attack, Swarm, liar
-from lowcomm_node.sync.frames import from_message, to_message
-from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.judging import PLAUSIBLE
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import StateSnapshot
@@ -39,10 +36,8 @@ from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import events, kinds, underway
 from lowcomm_protocol.matching import Offer, must_realign
-from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.state import read_manifest, write_manifest
 
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
 STEPS = 48
@@ -272,48 +267,6 @@ def test_within_two_intervals_a_late_peer_is_as_good_as_the_swarm(
     assert len(losses) == len(givers) == 3
     assert swarm.peers[3].replica.steps <= 2 * H + 2
     assert late < 1.1 * others, (late, others)
-
-
-def joined_at_a_liar(dataset: Dataset, method: str, claims: bool) -> Swarm:
-    """Three peers and a newcomer, which copies the state of one that multiplies its progress by a
-    hundred; ``claims``: its manifest lies about norms and counters, too."""
-    settings = spec(method, steps=80)
-    members = [Member(), Member(), Member(attack="huge"), Member(joins=30.5)]
-    swarm = swarm_at_rest(settings, dataset, members)
-    donor, newcomer = swarm.peers[2:]
-
-    def copy_state(peer) -> bool:
-        if peer is not newcomer:
-            return Swarm.copy_state(swarm, peer)
-        taken = StateSnapshot(donor.replica)
-        manifest = write_manifest(taken.manifest([bytes(32)] * len(taken.form.pieces)))
-        if claims:
-            fragments = len(taken.form.fragments)
-            lies = pb.Manifest.FromString(manifest)
-            lies.versions[:] = [2**53 - 1] * fragments
-            norms = np.full(fragments, 9.9e5, dtype="<f4").tobytes()
-            # The norms as a field that this release does not read any more.
-            manifest = lies.SerializeToString() + bytes([7 << 3 | 2, len(norms)]) + norms
-        transfer.adopt(peer.replica, read_manifest(manifest, taken.form), taken.piece)
-        return True
-
-    swarm.copy_state = copy_state
-    newcomer.tampered = lambda offer: from_message(to_message(offer))  # as others would read it
-    swarm.network.run()
-    return swarm
-
-
-@pytest.mark.parametrize("method", PAIRS)
-def test_what_a_donor_claims_of_norms_and_counters_costs_a_newcomer_nothing(dataset, method):
-    """Must be seen. Believed, the claims made the newcomer take a contribution of a hundred times
-    the norm, and its next offer was a heavy deed at every peer."""
-    swarms = [joined_at_a_liar(dataset, method, claims) for claims in (False, True)]
-    without, under = (swarm.peers[3] for swarm in swarms)
-    assert under.applied >= 0.8 * without.applied > 0
-    assert under.losses[-1] < 1.05 * without.losses[-1]
-    for swarm in swarms:
-        held = [one for peer in swarm.peers for one, _, _ in peer.deeds]
-        assert "peer-3" not in held
 
 
 @pytest.mark.parametrize(

@@ -136,11 +136,6 @@ def test_moments_that_no_training_reaches_are_refused(key, value):
         inner.restore(bad)
 
 
-def rates(**given):
-    train = settings(learning_rate=1.0, warmup=10, final_learning_rate=0.1, **given)
-    return [learning_rate(train, step, 110) for step in range(140)]
-
-
 def test_the_learning_rate_warms_up_and_falls_as_a_cosine():
     train = settings(learning_rate=1.0, warmup=10, final_learning_rate=0.1)
     rates = [learning_rate(train, step, 110) for step in range(140)]

@@ -1,7 +1,6 @@
 """What must hold for what a replica keeps of a fragment when an exchange begins: how much of others
 it may believe."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 
 from helpers import merged_bits
 from helpers.driven_trainer import Driven, begin, driven, finish
-from lowcomm_node.errors import NotFinite
 from lowcomm_node.node.messages import OuterStepApplied
 from lowcomm_node.trainer import replica as replicas
 from lowcomm_node.trainer.judging import Bound, growth
@@ -88,32 +86,6 @@ def test_the_momentum_fades_in_each_interval_without_an_exchange(
                 one.steps(steps)
             exchange(*both)
             assert set(memories) == {0.8 if intervals == 1 else 0.8 * 0.8 * 0.8}
-
-
-# What a merge leaves behind
-
-
-@pytest.mark.parametrize("merging", ["shift", "mix"])
-@pytest.mark.parametrize("place", [0, 0.5, 1])
-def test_a_merge_that_overflows_leaves_the_weights_as_they_were(
-    folder: Path, merging: str, place: float
-) -> None:
-    with driven(folder, "a", more=settings("lowcomm", f'merge = "{merging}"\nmix = 0.5\n')) as (
-        one,
-    ):
-        one.steps(2)
-        replica = one.replica
-        replica.capture(0)
-        one.steps(1)
-        before, capture = replica.fast(0), replica.capture_of(0)
-        at = int(place * (capture.numel - 1))
-        phi = before.clone()
-        phi[at] = math.inf
-        capture.ranges, capture.outcome = ((0, capture.numel),), (phi, torch.zeros_like(phi))
-        with pytest.raises(NotFinite):
-            replica.merge(0, 3)
-        assert torch.equal(replica.fast(0), before)
-        replica.drop(0)
 
 
 # How much longer others may have trained
