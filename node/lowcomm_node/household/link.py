@@ -9,6 +9,7 @@ import hmac
 import socket
 import ssl
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -72,14 +73,13 @@ class SecureStream:
         """Take over a socket."""
         try:
             sock.setblocking(False)
-            for level, name, value in (
-                (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-                (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE),
-                (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, BETWEEN),
-                (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES),
-                (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            ):
-                sock.setsockopt(level, name, value)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            # macOS calls the first one TCP_KEEPALIVE, which elsewhere is something else.
+            idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"
+            pauses = {idle: IDLE, "TCP_KEEPINTVL": BETWEEN, "TCP_KEEPCNT": PROBES}
+            for name, value in pauses.items():
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             self._sock = context.wrap_socket(
                 sock, server_side=is_lender, do_handshake_on_connect=False
             )
@@ -142,10 +142,13 @@ class SecureStream:
         """Return when the other machine acknowledges nothing any more.
 
         Keepalive sees to it while nothing is under way. TCP_USER_TIMEOUT would also end a link
-        whose other end is alive, and reads nothing for a while.
+        whose other end is alive, and reads nothing for a while. What was acknowledged only Linux
+        tells.
         """
         while True:
             await asyncio.sleep(BETWEEN)
+            if sys.platform != "linux":
+                continue
             info = _INFO.unpack(
                 self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
             )

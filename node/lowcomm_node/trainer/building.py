@@ -27,7 +27,7 @@ from lowcomm_node.system.machine import cores_allowed
 from lowcomm_node.trainer import memory, state, transfer
 from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.gpu import prepare, use
-from lowcomm_node.trainer.holder import Household
+from lowcomm_node.trainer.holder import PipelineSettings
 from lowcomm_node.trainer.lent import Lenders
 from lowcomm_node.trainer.micro_batch import RECOMPUTE
 from lowcomm_node.trainer.pipeline import form
@@ -107,7 +107,7 @@ def build(
     separator = dataset.tokenizer.separator if spec.train.document_mask else None
     world, pipeline = ALONE, None
     if found is None:
-        household = Household(
+        wanted = PipelineSettings(
             spec=spec,
             device=device,
             lenders=settings.workers,
@@ -119,7 +119,7 @@ def build(
             tell=tell,
             on_lost=on_lost,
         )
-        pipeline = form(household)
+        pipeline = form(wanted)
         found = pipeline.estimate, pipeline.cut
     estimate, cut = found
     if ranks is not None:

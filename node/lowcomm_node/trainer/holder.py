@@ -33,7 +33,7 @@ LOOK = 0.1
 
 
 @dataclass(frozen=True)
-class Household:
+class PipelineSettings:
     """What a pipeline is formed from."""
 
     spec: RunSpec
@@ -65,11 +65,11 @@ class Offer:
 class Holder:
     """A lender that holds a stage."""
 
-    def __init__(self, name: str, path: str, household: Household) -> None:
+    def __init__(self, name: str, path: str, settings: PipelineSettings) -> None:
         """Connect. Raises LinkLost, OSError, TrainerError."""
         self.name = name
         self.on_lost: Callable[[FailureKind, str], None] = lambda kind, reason: None
-        self._tell = household.tell
+        self._tell = settings.tell
         self._sock: socket = connect(path)
         self._sock.settimeout(PATIENCE)
         self._wire = Wire(self._sock)
@@ -84,11 +84,11 @@ class Holder:
         self._lock = threading.Lock()
         for work in (self._read, self._watch):
             threading.Thread(target=work, name=f"stage-{name}", daemon=True).start()
-        choices = household.choices
+        choices = settings.choices
         order = {
-            "spec": household.spec.canonical().decode(),
+            "spec": settings.spec.canonical().decode(),
             "stages": True,
-            "separator": household.separator,
+            "separator": settings.separator,
             "moments": choices.moments,
             "micro_batch": choices.micro_batch,
         }

@@ -34,7 +34,7 @@ from lowcomm_node.node.ipc import FailureKind
 from lowcomm_node.node.messages import LenderAwaited, LenderFigures
 from lowcomm_node.storage.state_file import mapped_vector
 from lowcomm_node.trainer import memory
-from lowcomm_node.trainer.holder import Holder, Household, Offer
+from lowcomm_node.trainer.holder import Holder, Offer, PipelineSettings
 from lowcomm_node.trainer.memory import MemoryEstimate
 from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_node.trainer.ranks import try_out
@@ -77,7 +77,7 @@ class Pipeline(Team):
 
     def __init__(
         self,
-        household: Household,
+        settings: PipelineSettings,
         stage: Stage,
         estimate: MemoryEstimate,
         cut: Cut,
@@ -88,9 +88,9 @@ class Pipeline(Team):
         ``away``: lenders that could not be reached."""
         super().__init__()
         self.stage, self.estimate, self.cut = stage, estimate, cut
-        self.whole = shell_of(household.spec)
-        self._household, self._holders = household, tuple(holders)
-        self._away = [one for one in household.lenders if one[0] in away]
+        self.whole = shell_of(settings.spec)
+        self._settings, self._holders = settings, tuple(holders)
+        self._away = [one for one in settings.lenders if one[0] in away]
         self._next_try = monotonic() + RETURN_EVERY
         self._back = ""
         self._events: Queue[tuple[int, int, str, Tensor, Future[Any]]] = Queue()
@@ -98,7 +98,7 @@ class Pipeline(Team):
     def begin(self, shard: Shard) -> None:
         super().begin(shard)
         for one in self._holders:
-            one.on_lost = self._household.on_lost
+            one.on_lost = self._settings.on_lost
             if one.lost:
                 one.on_lost(FailureKind.LENDER, f"{one.name} is gone: {one.lost}")
         shard.model.elsewhere = self._through
@@ -113,7 +113,7 @@ class Pipeline(Team):
 
     def read_files(self, files: Sequence[Path]) -> None:
         """Set weights from files. Raises ConfigError if they hold another model."""
-        spec = self._household.spec
+        spec = self._settings.spec
         for name, tensor in read_weights(spec.model, shapes_of(spec.model), files):
             holder = self._home_of(name)
             if holder is None:
@@ -160,7 +160,7 @@ class Pipeline(Team):
             for one in self._holders
         }
         gone = {name: LenderFigures(name=name, away="it was not here") for name, _ in self._away}
-        rest = (LenderFigures(name=name, away=UNUSED) for name, _ in self._household.lenders)
+        rest = (LenderFigures(name=name, away=UNUSED) for name, _ in self._settings.lenders)
         return tuple(holding.get(one.name) or gone.get(one.name, one) for one in rest)
 
     # a step
@@ -291,8 +291,8 @@ class Pipeline(Team):
         return [*answers, *(one.result() for one in asked)]
 
     def _room(self, numel: int) -> Tensor:
-        if memory.is_mapped(self._household.spec):
-            return torch.from_numpy(mapped_vector(self._household.folder, numel))
+        if memory.is_mapped(self._settings.spec):
+            return torch.from_numpy(mapped_vector(self._settings.folder, numel))
         return super()._room(numel)
 
 
@@ -310,25 +310,25 @@ def forward_order(
     return order, [x] if starts is None else [x, starts.to(torch.int32)]
 
 
-def form(household: Household) -> Pipeline:
+def form(settings: PipelineSettings) -> Pipeline:
     """Wait for lenders until all together have room for the model, and share its blocks out.
 
     Raises ConfigError where they have not though all are here.
     """
-    require_stages(household.spec)
-    own, began, waited = _own_offer(household), monotonic(), False
-    layers = footprint_of(household.spec).blocks
+    require_stages(settings.spec)
+    own, began, waited = _own_offer(settings), monotonic(), False
+    layers = footprint_of(settings.spec).blocks
     while True:
-        holders, away = _introduced(household)
+        holders, away = _introduced(settings)
         counts = _counts(layers, [own, *(one.offer for one in holders)])
         if counts is not None and (not away or monotonic() > began + GRACE):
             try:
-                formed = _formed(household, holders, counts, list(away))
+                formed = _formed(settings, holders, counts, list(away))
             except TrainerError as error:
                 away = {"a lender": str(error)}
             else:
                 if waited:
-                    household.tell(LenderAwaited(why=""))
+                    settings.tell(LenderAwaited(why=""))
                 return formed
         for one in holders:
             one.stop()
@@ -340,13 +340,13 @@ def form(household: Household) -> Pipeline:
             )
         waited = True
         why = "; ".join(f"{name}: {reason}" for name, reason in away.items())
-        household.tell(LenderAwaited(why=f"waiting for {why}"))
+        settings.tell(LenderAwaited(why=f"waiting for {why}"))
         sleep(RETRY)
 
 
-def _own_offer(household: Household) -> Offer:
-    spec, device = household.spec, household.device
-    how = household.limits, household.exchanges, household.choices
+def _own_offer(settings: PipelineSettings) -> Offer:
+    spec, device = settings.spec, settings.device
+    how = settings.limits, settings.exchanges, settings.choices
     blocks = most_blocks(spec, device, *how, outside=True)
     if blocks < 0:
         limits, exchanges, choices = how
@@ -355,12 +355,12 @@ def _own_offer(household: Household) -> Offer:
     return Offer(max(0, blocks), try_out(str(device)).seconds or 1.0)
 
 
-def _introduced(household: Household) -> tuple[list[Holder], dict[str, str]]:
+def _introduced(settings: PipelineSettings) -> tuple[list[Holder], dict[str, str]]:
     """The lenders that are here, and why others are not."""
     here, away = list[Holder](), dict[str, str]()
-    for name, path in household.lenders:
+    for name, path in settings.lenders:
         try:
-            here.append(Holder(name, path, household))
+            here.append(Holder(name, path, settings))
         except (OSError, LinkLost, TrainerError) as error:
             away[name] = str(error) or type(error).__name__
     return here, away
@@ -377,10 +377,10 @@ def _counts(layers: int, offers: Sequence[Offer]) -> list[int] | None:
 
 
 def _formed(
-    household: Household, here: Sequence[Holder], counts: Sequence[int], away: Sequence[str]
+    settings: PipelineSettings, here: Sequence[Holder], counts: Sequence[int], away: Sequence[str]
 ) -> Pipeline:
     """Raises TrainerError if a lender is gone meanwhile."""
-    spec, start, holders = household.spec, counts[0], list[Holder]()
+    spec, start, holders = settings.spec, counts[0], list[Holder]()
     stage = Stage(0, start, outside=True)
     for one, count in zip(here, counts[1:], strict=True):
         if not count:
@@ -390,14 +390,14 @@ def _formed(
         holders.append(one)
     estimate, cut = memory.check_memory(
         spec,
-        household.device,
-        *household.limits,
-        household.exchanges,
-        household.choices,
+        settings.device,
+        *settings.limits,
+        settings.exchanges,
+        settings.choices,
         stage=stage,
     )
     asked = [one.ask({"stage": [one.stage.start, one.stage.stop]}) for one in holders]
     windows = min([cut.windows, *(one.result()["windows"] for one in asked)])
-    if household.choices.micro_batch is None:
+    if settings.choices.micro_batch is None:
         windows = min(windows, -(-spec.train.batch // PARTS))
-    return Pipeline(household, stage, estimate, Cut(windows, cut.recompute), holders, away)
+    return Pipeline(settings, stage, estimate, Cut(windows, cut.recompute), holders, away)

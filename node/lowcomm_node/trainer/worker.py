@@ -19,6 +19,7 @@ from lowcomm_node.models.base import Model, computing, family_of, trained
 from lowcomm_node.models.devices import choose_device
 from lowcomm_node.node.messages import is_foreseen, text_of
 from lowcomm_node.system.command import die_with_parent, end
+from lowcomm_node.system.units import clean
 from lowcomm_node.trainer import memory
 from lowcomm_node.trainer.gpu import loss_of, use
 from lowcomm_node.trainer.lent import untrained
@@ -106,7 +107,7 @@ def main() -> NoReturn:
         except Exception as error:
             if not is_foreseen(error):
                 raise
-            print(text_of(error), file=sys.stderr)
+            print(clean(text_of(error)), file=sys.stderr)
             with suppress(OSError):
                 wire.send({"failed": text_of(error)})
             end(1)
