@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from helpers.adapters import sections, write_base
 from helpers.driven_trainer import Driven, begin, driven, finish, image, write_documents
 from helpers.lenders import Daemon, lenders, losses
 from helpers.waiting import until
 from lowcomm_node.errors import TrainerError
+from lowcomm_node.models.adapters import UNDER_WAY
 from lowcomm_node.models.stages import split
 from lowcomm_node.node.ipc import FailureKind
 from lowcomm_node.node.messages import (
@@ -27,7 +29,7 @@ from lowcomm_node.node.messages import (
     TrainerFailed,
 )
 from lowcomm_node.trainer import pipeline
-from lowcomm_node.trainer.pipeline import Pipeline
+from lowcomm_node.trainer.pipeline import Pipeline, forward_order
 from lowcomm_protocol.spec.models import TransformerSettings
 
 pytestmark = pytest.mark.slow
@@ -230,6 +232,25 @@ def test_those_that_are_left_hold_the_model_until_all_are_back(
             assert one.replica.team and not one.replica.team.returned()
             daemons[1].refuses = ""
             until(lambda: one.replica.team.returned() == "lender-1", 60, "it can be used again")
+
+
+def test_a_lender_bounds_what_a_head_may_have_under_way_and_send(tmp_path: Path) -> None:
+    with lenders(tmp_path, 2) as daemons, trainer(tmp_path, *daemons) as (one,):
+        assert isinstance(one.replica.team, Pipeline)
+        first, second = one.replica.team._holders
+        states = torch.zeros(1, 16, 32)
+        order, tensors = forward_order(states, None, learns=True)
+        asked = [
+            first.ask(order, tensors, [torch.empty_like(states)]) for _ in range(UNDER_WAY + 1)
+        ]
+        with pytest.raises(TrainerError, match=f"more than {UNDER_WAY} micro-batches"):
+            asked[-1].result(60)
+        huge = {"do": "backward", "shape": [1 << 20, 1 << 20], "dtype": "float32"}
+        with pytest.raises(TrainerError, match="lender-1 is gone"):
+            second.ask(huge).result(60)
+        until(lambda: len(one.events(TrainerFailed)) == 2, 60, "both ends are told")
+        kinds = {event.reason[:8]: event.kind for event in one.events(TrainerFailed)}
+        assert kinds == {"lender-0": FailureKind.ERROR, "lender-1": FailureKind.LENDER}
 
 
 # who holds what
