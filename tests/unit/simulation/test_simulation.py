@@ -390,7 +390,10 @@ def vetoing(settings: RunSpec, dataset: Dataset, veto: str) -> Swarm:
     return swarm
 
 
-@pytest.mark.parametrize("veto", ["commit", "digest", "silence"])
+@pytest.mark.parametrize(
+    "veto",
+    ["silence", *(pytest.param(one, marks=pytest.mark.soak) for one in ("commit", "digest"))],
+)
 def test_one_member_that_vetoes_costs_three_honest_ones_few_exchanges_and_no_realignment(
     dataset, calm, veto
 ):

@@ -16,7 +16,7 @@ from lowcomm_protocol.peers import roster as roster_module
 from lowcomm_protocol.peers import shards, view
 from lowcomm_protocol.peers.records import Phase
 
-PEERS = 20
+PEERS = 12
 LINKS = 4
 
 

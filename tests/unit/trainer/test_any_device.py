@@ -19,7 +19,11 @@ CAN_REGISTER = hasattr(backend_registration, "_setup_privateuseone_for_python_ba
 @pytest.mark.slow
 @pytest.mark.skipif(not CAN_REGISTER, reason="this torch takes no device in Python")
 @pytest.mark.parametrize(
-    ("missing", "works"), [((), ["steps_fused"]), (("_fused_adamw_",), [])], ids=["fused", "plain"]
+    ("missing", "works"),
+    [
+        pytest.param((), ["steps_fused"], marks=pytest.mark.soak, id="fused"),
+        pytest.param(("_fused_adamw_",), [], id="plain"),
+    ],
 )
 def test_a_device_without_streams_bf16_or_compiler_trains_and_merges(
     missing: tuple[str, ...], works: list[str], tmp_path: Path

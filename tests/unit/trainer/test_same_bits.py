@@ -47,7 +47,10 @@ PLAIN = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", HERE)
+@pytest.mark.parametrize(
+    "capability",
+    [HERE[0], *(pytest.param(one, marks=pytest.mark.soak) for one in HERE[1:-1]), *HERE[1:][-1:]],
+)
 def test_weights_are_those_that_were_recorded_with_one_thread_and_with_two(capability: str):
     assert merged("1,2", {"ATEN_CPU_CAPABILITY": capability}) == [RECORDED, RECORDED]
 
