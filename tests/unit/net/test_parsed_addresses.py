@@ -1,13 +1,25 @@
-"""Addresses of peers, as text and as p2pd's bytes: what is read, and what is refused."""
+"""Addresses of peers, as text and as p2pd's bytes: what is read, what is refused, and never with a
+lot of work."""
 
 import base58
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.addresses import decode, encode, parse_announced, parse_entry_point
+from lowcomm_node.net import addresses
+from lowcomm_node.net.addresses import (
+    EntryPoint,
+    decode,
+    encode,
+    parse_announced,
+    parse_entry_point,
+    quic_beside,
+)
 from lowcomm_protocol.identity import Identity
 
 ADA, BOB, CLEO = (Identity(seed * 32) for seed in (b"a", b"b", b"c"))
+P2P = b"\xa5\x03"
 
 
 @pytest.mark.parametrize(
@@ -103,3 +115,44 @@ def test_an_announced_address_has_no_peer_id_or_the_own_one() -> None:
     ):
         with pytest.raises(ConfigError, match="can't be announced"):
             parse_announced(wrong, ADA.peer_id)
+
+
+@pytest.mark.parametrize("size", [43, 400, 60_000])
+def test_a_peer_id_that_is_far_too_long_is_not_even_spelled_out(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        addresses.base58,
+        "b58encode",
+        lambda _: pytest.fail("takes time by the square of the length"),
+    )
+    length = (
+        bytes([size])
+        if size < 128
+        else bytes([size & 127 | 128, size >> 7 & 127 | (128 if size >> 14 else 0)])
+    )
+    length += bytes([size >> 14]) if size >> 14 else b""
+    assert decode(P2P + length + bytes(size)) is None
+
+
+@given(st.binary(max_size=600))
+def test_no_bytes_do_harm(data: bytes) -> None:
+    assert len(decode(data) or "") < 2000
+
+
+def test_an_address_that_would_be_too_long_for_a_record_is_not_announced() -> None:
+    name = ".".join(["a" * 60] * 4)
+    with pytest.raises(ConfigError, match="can't be announced"):
+        parse_announced(f"/dns4/{name}/tcp/1", ADA.peer_id)
+    assert parse_announced("/dns4/example.org/tcp/1", ADA.peer_id)
+
+
+def test_quic_is_looked_for_beside_tcp_but_not_on_this_machine() -> None:
+    def beside(dial: str) -> EntryPoint | None:
+        return quic_beside(EntryPoint(ADA.peer_id, dial))
+
+    assert beside("/ip4/44.1.1.1/tcp/7") == EntryPoint(ADA.peer_id, "/ip4/44.1.1.1/udp/7/quic-v1")
+    assert beside("/dns4/example.org/tcp/7") is not None
+    assert beside("/ip4/127.0.0.1/tcp/7") is None
+    assert beside("/ip4/44.1.1.1/udp/7/quic-v1") is None
+    assert beside(f"/ip4/44.1.1.1/tcp/7/p2p/{BOB.peer_id}/p2p-circuit") is None

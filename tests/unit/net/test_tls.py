@@ -160,17 +160,6 @@ async def test_a_call_without_a_good_credential_is_refused_with_the_reason(name)
         assert (await describe(channels, callee))[0] is Status.OK, "the next sound call is served"
 
 
-@pytest.mark.parametrize("method", ["Swap", "Fetch"])
-async def test_no_other_call_is_served_without_a_credential_either(method):
-    async with listening() as callee, calling() as channels:
-        stub = await channels.stub(callee.info())
-        stream = getattr(stub, method)(timeout=10)
-        with pytest.raises(aio.AioRpcError) as caught:
-            await stream.read()
-        assert caught.value.code() is Status.UNAUTHENTICATED
-        assert callee.streams.empty() and callee.ended.empty()
-
-
 async def test_metadata_that_no_credential_needs_is_refused_before_it_is_looked_at():
     async with listening() as callee, calling() as channels:
         code, _ = await describe(channels, callee, ((CREDENTIAL_KEY, bytes(64 * 1024)),))

@@ -119,6 +119,7 @@ async def test_a_puppet_that_does_all_right_is_merged_with(calls: bool):
         assert (await hear(stream)).confirm == puppet.confirm(node).confirm
         assert (await node.ended()).outcome == "applied"
         assert node.trainer.merges[0].contributions[puppet.peer_id] == puppet.content
+        assert node.exchanger.standing(puppet.peer_id)["score"] == 1.0
         closing = asyncio.create_task(soon(stream.close()))
         if not calls:
             stream.cancel()

@@ -121,15 +121,6 @@ async def test_a_contribution_that_drips_is_given_up_long_before_the_deadline(ca
         await hear_end(stream)
 
 
-async def test_nothing_is_held_against_who_does_all_right():
-    async with node_and_puppet() as (node, puppet):
-        stream = await puppet.agree(node, calls=True)
-        await say(stream, announced(puppet.content), *chunks(puppet.content), puppet.confirm(node))
-        assert (await node.ended()).outcome == "applied"
-        assert score(node, puppet) == 1.0
-        await soon(stream.close())
-
-
 async def test_the_owner_is_told_who_keeps_exchanges_waiting():
     async with node_and_puppet() as (node, puppet):
         trust = node.exchanger.peer.trust
