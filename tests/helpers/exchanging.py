@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 async def eventually(condition: Callable[[], T], what: str) -> T:
     """Wait for a condition that other tasks of this event loop bring about; its value."""
-    return await until_async(lambda: asyncio.sleep(0, condition()), DEADLINE, what)
+    return await until_async(condition, DEADLINE, what)
 
 
 def spec_of(group: int = 2, fragments: int = 1, codec: str = "fp32") -> RunSpec:

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from inspect import isawaitable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 POLL = 0.1
@@ -23,11 +24,14 @@ def until(condition: Callable[[], T], deadline: float, what: str) -> T:
         time.sleep(POLL)
 
 
-async def until_async(condition: Callable[[], Awaitable[T]], deadline: float, what: str) -> T:
+async def until_async(
+    condition: Callable[[], Awaitable[T]] | Callable[[], T], deadline: float, what: str
+) -> T:
     """``until`` for tests in an event loop, which goes on meanwhile."""
     end = time.monotonic() + deadline
     while True:
-        value = await condition()
+        found: Any = condition()
+        value: T = await found if isawaitable(found) else found
         if value:
             return value
         assert time.monotonic() < end, f"not within {deadline:.0f} s: {what}; last: {value!r}"

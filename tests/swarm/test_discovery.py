@@ -136,11 +136,7 @@ async def test_a_record_that_expires_on_the_way_hides_no_other(dht: Dht) -> None
         True
     ]
     began = time()
-
-    async def expired() -> bool:
-        return time() - began > 1
-
-    await until_async(expired, 5, "the stranger's record expires")
+    await until_async(lambda: time() - began > 1, 5, "the stranger's record expires")
     protocol = reader.node.protocol
 
     key = DHTID.generate(source=KEY)

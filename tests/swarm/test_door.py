@@ -79,10 +79,7 @@ async def crowd_of(count: int, folder: Path, *doors: str) -> AsyncIterator[list[
 async def until_all(
     clients: Iterable[Client], holds: Callable[[Client], bool], what: str, deadline: float = 60
 ) -> None:
-    async def all_do() -> bool:
-        return all(holds(client) for client in clients)
-
-    await until_async(all_do, deadline, what)
+    await until_async(lambda: all(holds(client) for client in clients), deadline, what)
 
 
 async def names_the_run(dht: Dht, *doors: str) -> bool:

@@ -125,11 +125,9 @@ async def test_nothing_is_lost_where_a_channel_is_closed_as_soon_as_its_call_has
             assert await received(stream) == chunk(number, 8 << number)
             await stream.close()
         await outgoing.close()
-
-    async def all_gone() -> bool:
-        return not bob.pipes.statistics()["open"]
-
-    await until_async(all_gone, 10, "the callee has seen the end of each")
+    await until_async(
+        lambda: not bob.pipes.statistics()["open"], 10, "the callee has seen the end of each"
+    )
 
 
 # Relays

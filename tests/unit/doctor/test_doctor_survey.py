@@ -76,11 +76,7 @@ async def test_a_survey_that_is_given_up_leaves_no_stream_open():
     await MemoryDiscovery(HELPERS[0], network).serve_streams(PROTOCOL, kept.append)
     asked = run.ask_others(Mute(ME, network), SUBJECT, [str(helper(0).entry)])
     asking = asyncio.create_task(asked)
-
-    async def is_asked() -> bool:
-        return bool(kept)
-
-    await until_async(is_asked, 20, "the helper is asked")
+    await until_async(lambda: bool(kept), 20, "the helper is asked")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert [one.fileno() for one in opened] == [-1]

@@ -133,7 +133,7 @@ async def test_who_sends_a_wrong_piece_is_left_out(
         known = [liar]
         one = Taking(file, into, channels, lambda: [c.info() for c in known], warn=warnings.append)
         work = asyncio.create_task(one.take())
-        await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "the liar found")
+        await until_async(lambda: bool(warnings), 30, "the liar found")
         assert not work.done(), "and nothing of it is taken for the whole"
         known.append(honest)
         await soon(work)
@@ -168,7 +168,7 @@ async def test_what_is_not_the_pinned_file_is_refused_before_anything_is_allocat
         ]
         one = Taking(file, into, channels, lambda: [rogue.info()], warn=warnings.append)
         work = asyncio.create_task(one.take())
-        await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "it is refused")
+        await until_async(lambda: bool(warnings), 30, "it is refused")
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
     assert told in warnings[0]
@@ -210,9 +210,7 @@ async def test_what_one_giver_claims_of_a_size_binds_no_other(
         known = [liar.info()]
         one = Taking(file, into, channels, lambda: known, warn=warnings.append)
         work = asyncio.create_task(one.take())
-        await until_async(
-            lambda: asyncio.sleep(0, bool(liar.requests or warnings)), 30, "the liar was asked"
-        )
+        await until_async(lambda: bool(liar.requests or warnings), 30, "the liar was asked")
         known.append(honest.info())
         await soon(work)
     assert into.read_bytes() == data
@@ -231,9 +229,7 @@ async def test_who_waits_is_told_why_and_goes_on_as_soon_as_a_peer_has_it(
         work = asyncio.create_task(Taking(file, into, channels, lambda: known).take(shown.append))
 
         async def told(what: str) -> None:
-            await until_async(
-                lambda: asyncio.sleep(0, any(what in text for text in shown)), 30, what
-            )
+            await until_async(lambda: any(what in text for text in shown), 30, what)
 
         await told("waiting for model.safetensors, which the run needs: no peer")
         known.append(callee.info())

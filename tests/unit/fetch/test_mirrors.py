@@ -159,7 +159,7 @@ async def test_pieces_and_their_list_come_from_a_mirror_unless_it_sends_others(
         else:
             web.change = lambda body: body if body == DIGESTS else bytes(len(body))
             work = asyncio.create_task(store.have(ALL))
-            await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "it is left out")
+            await until_async(lambda: bool(warnings), 30, "it is left out")
             assert "sent 3 wrong pieces" in warnings[0] and set(store.missing) == set(ALL)
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)

@@ -68,10 +68,8 @@ async def test_a_flipped_bit_costs_a_peer_its_piece_and_no_more(tmp_path: Path) 
         known = [callees[0].info()]
         store = store_of(tmp_path / "c", channels, known)
         work = asyncio.create_task(store.have(ALL, shown.append))
-        await until_async(
-            lambda: asyncio.sleep(0, sum(map(store.file.has, ALL)) == 19), 30, "others"
-        )
-        await until_async(lambda: asyncio.sleep(0, "nobody" in shown[-1]), 30, "it is told")
+        await until_async(lambda: sum(map(store.file.has, ALL)) == 19, 30, "others")
+        await until_async(lambda: "nobody" in shown[-1], 30, "it is told")
         assert shown[-1].startswith("piece 5 of text: nobody that answers has it")
         known.append(callees[1].info())
         await soon(work)
@@ -87,7 +85,7 @@ async def test_a_peer_with_wrong_pieces_is_left_out_and_others_are_asked(tmp_pat
         infos = [callee.info() for callee in callees]
         store = store_of(tmp_path / "c", channels, infos[:1], warnings=warnings)
         work = asyncio.create_task(store.have([3, 4, 5]))
-        await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "the liar is found")
+        await until_async(lambda: bool(warnings), 30, "the liar is found")
         assert "sent 3 wrong pieces of text" in warnings[0] and not store.file.has(5)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -102,7 +100,7 @@ async def test_waiting_says_for_which_piece_who_has_it_and_what_would_help(tmp_p
     shown = list[str]()
     store = PackStore(opened(tmp_path / "a", digests=DIGESTS), never)
     work = asyncio.create_task(store.have([3, 7], shown.append))
-    await until_async(lambda: asyncio.sleep(0, bool(shown)), 30, "it says so")
+    await until_async(lambda: bool(shown), 30, "it says so")
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
     assert shown[0].startswith("piece 3 and 1 more of text: nobody that answers has it: a node")
@@ -234,9 +232,7 @@ async def test_a_sole_peer_that_drips_is_left_for_a_while_and_the_reason_is_show
         callee.fetching = giving_some(DATA, 10_000, 0.01)
         store = store_of(tmp_path / "b", channels, [callee.info()], digests=DIGESTS)
         work = asyncio.create_task(store.have([0], shown.append))
-        await until_async(
-            lambda: asyncio.sleep(0, any("next to nothing" in text for text in shown)), 30, "left"
-        )
+        await until_async(lambda: any("next to nothing" in text for text in shown), 30, "left")
         assert "piece 0 of text: 1 peer has it" in shown[-1] and not work.done()
         callee.fetching = giving_of(holding(tmp_path / "a", ALL))
         await soon(work)
@@ -257,7 +253,7 @@ async def test_a_piece_that_was_begun_goes_on_elsewhere_unless_its_beginning_is_
         peers = [first.info()]
         store = store_of(tmp_path / "b", channels, peers, warnings=warnings, digests=DIGESTS)
         work = asyncio.create_task(store.have([0]))
-        await until_async(lambda: asyncio.sleep(0, not first.ended.empty()), 30, "it broke off")
+        await until_async(lambda: not first.ended.empty(), 30, "it broke off")
         honest = holding(tmp_path / "a", ALL)
         second.fetching = giving_of(honest)
         peers[:] = [second.info()]

@@ -58,7 +58,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def reached(condition, why: str) -> None:
-    await until_async(lambda: asyncio.sleep(0, condition()), 30, why)
+    await until_async(condition, 30, why)
 
 
 # The whole of it

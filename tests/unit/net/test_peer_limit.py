@@ -37,9 +37,7 @@ async def test_a_channel_that_carries_a_call_is_not_closed_for_another():
         assert await received(call) == chunk(0, 8), "the call goes on"
         await soon(call.close())
         peer_limit = ada.channels._peer_limit
-        await until_async(
-            lambda: asyncio.sleep(0, peer_limit.turned_away == 1), 10, "it was counted"
-        )
+        await until_async(lambda: peer_limit.turned_away == 1, 10, "it was counted")
         assert await soon(ada.introduce(eve.info())) == ada.peer_id
 
 
@@ -56,9 +54,7 @@ async def test_calls_of_a_peer_too_many_are_turned_away_and_others_go_on():
             "hello and goodbye are always heard"
         )
         await soon(call.close())
-        await until_async(
-            lambda: asyncio.sleep(0, not len(bob.service.peer_limit)), 10, "its call has ended"
-        )
+        await until_async(lambda: not len(bob.service.peer_limit), 10, "its call has ended")
         other = await soon(eve.call(bob.info()))
         await soon(other.send(chunk(1, 8)))
         assert await received(other) == chunk(1, 8)

@@ -68,11 +68,7 @@ async def test_a_stream_that_our_grpc_never_dials_ends(names: str, monkeypatch: 
         with monkeypatch.context() as patch:
             patch.setattr(pipe, "UNACCEPTED", 0.1)
             outgoing = await ada.pipes.dial(bob.peer_id, ())
-
-            async def ended() -> bool:
-                return not outgoing.is_open
-
-            await until_async(ended, 30, "the stream has ended")
+            await until_async(lambda: not outgoing.is_open, 30, "the stream has ended")
 
 
 async def test_a_call_without_a_credential_or_with_that_of_another_peer_is_refused(names: str):
@@ -137,11 +133,9 @@ async def test_a_stream_without_an_accepted_call_ends_and_one_with_such_a_call_s
     async with pair() as (ada, bob):
         call = await ada.call(bob.info())
         silent = await ada.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
-
-        async def one_is_left() -> bool:
-            return bob.pipes.statistics()["open"] == 1
-
-        await until_async(one_is_left, 30, "the silent stream is closed")
+        await until_async(
+            lambda: bob.pipes.statistics()["open"] == 1, 30, "the silent stream is closed"
+        )
         await asyncio.get_running_loop().sock_recv(silent.socket, 65536)
         assert await soon(asyncio.get_running_loop().sock_recv(silent.socket, 1)) == b""
         silent.socket.close()
@@ -181,7 +175,7 @@ async def test_a_stream_that_breaks_off_ends_its_calls_and_the_next_call_opens_a
         with pytest.raises(LinkLost):
             await soon(call.receive())
         await until_async(
-            lambda: asyncio.sleep(0, ada.channels.describe(bob.peer_id).route is None),
+            lambda: ada.channels.describe(bob.peer_id).route is None,
             30,
             "the route is lost",
         )

@@ -1,8 +1,6 @@
 """What must hold for callers that call too often, too many at once, or begin calls that they do not
 go on with."""
 
-import asyncio
-
 import grpc
 import pytest
 from grpc import aio
@@ -93,9 +91,7 @@ async def test_who_sends_no_request_is_waited_for_no_longer_than_a_moment(monkey
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
         one = half_open(channel, "Describe", channels.metadata(CALLEE.peer_id))
         assert await soon(one.code()) is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until_async(
-            lambda: asyncio.sleep(0, not callee.service.open_calls), 10, "its place is free"
-        )
+        await until_async(lambda: not callee.service.open_calls, 10, "its place is free")
 
 
 @pytest.mark.parametrize("request_", [None, b"\xff\xff"])

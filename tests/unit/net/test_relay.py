@@ -218,11 +218,7 @@ async def test_a_process_that_is_not_our_p2pd_can_not_hand_us_a_stream():
         assert not taken
         child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         listener.dialer = child.pid
-
-        async def has_come() -> bool:
-            return bool(taken)
-
-        await until_async(has_come, 30, "the same of the process that is believed")
+        await until_async(lambda: bool(taken), 30, "the same of the process that is believed")
         taken[0].socket.send(b"x")
         assert (await child.communicate())[0].strip() == b"1"
     finally:

@@ -71,7 +71,7 @@ async def test_seventy_identities_that_hold_calls_leave_room_for_a_peer_from_els
         )
         refused = lambda: sum(one.done() for one in held)  # noqa: E731
         await until_async(
-            lambda: asyncio.sleep(0, refused() + callee.service.open_calls >= len(held)),
+            lambda: refused() + callee.service.open_calls >= len(held),
             20,
             "all came",
         )
@@ -83,7 +83,7 @@ async def test_seventy_identities_that_hold_calls_leave_room_for_a_peer_from_els
         late = (await channels.stub(peer)).Fetch(metadata=channels.metadata(CALLEE.peer_id))
         await late.write(pb.FetchRequest(enter=pb.Enter()))
         await until_async(
-            lambda: asyncio.sleep(0, callee.service.open_calls > before or late.done()),
+            lambda: callee.service.open_calls > before or late.done(),
             20,
             "it came",
         )

@@ -416,7 +416,7 @@ async def test_a_caller_that_vanishes_frees_everything(way, method, monkeypatch)
         held.cancel()
         await soon(callee.ended.get())
         await until_async(
-            lambda: asyncio.sleep(0, not callee.service.open_calls),
+            lambda: not callee.service.open_calls,
             DEADLINE,
             "nothing is kept of the callers",
         )

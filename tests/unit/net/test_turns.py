@@ -54,10 +54,7 @@ async def begun(going: Going, *names: str, size: int = 1 << 20) -> list[asyncio.
 
 
 async def until(going: Going, names: list[str]) -> None:
-    async def has_begun() -> bool:
-        return going.begun == names
-
-    await until_async(has_begun, 20, f"{names} have begun")
+    await until_async(lambda: going.begun == names, 20, f"{names} have begun")
 
 
 async def test_contents_go_in_the_order_of_asking():

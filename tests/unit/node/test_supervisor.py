@@ -82,11 +82,7 @@ async def test_processes_of_all_devices_are_looked_at_and_count(
     async with supervised("rank:1", f"rank:{256 * 2**20}") as (one, _):
         settings = SETTINGS.model_copy(update={"max_memory": most / GIB})
         await one.start(settings)
-
-        async def has_looked() -> bool:
-            return bool(one.accelerators and one.memory)
-
-        await until_async(has_looked, DEADLINE, "a look at both")
+        await until_async(lambda: bool(one.accelerators and one.memory), DEADLINE, "a look at both")
         seen = [(each.device, each.kind, each.speed) for each in one.accelerators]
         assert seen == [("cpu", "cpu", 1.0), ("cpu (rank 1)", "cpu", 0.5)]
         await one.stop()
@@ -157,14 +153,14 @@ async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(
     async with supervised("", least_silence=2.0) as (one, told):
         await one.start(SETTINGS)
         await one.train(True)
-        await until_async(lambda: asyncio.sleep(0, len(told) > 5), DEADLINE, "steps")
+        await until_async(lambda: len(told) > 5, DEADLINE, "steps")
         await one.train(False)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3.0):
                 await one.wait_lost()
         await one.train(True)
         count = len(told)
-        await until_async(lambda: asyncio.sleep(0, len(told) > count), DEADLINE, "steps again")
+        await until_async(lambda: len(told) > count, DEADLINE, "steps again")
         assert one.pid is not None
         one.trainer.news.put_nowait(Cooling(why="its GPU is hot"))
         os.kill(one.pid, signal.SIGSTOP)

@@ -97,10 +97,7 @@ class ReadingNode:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async def condition() -> bool:
-        return holds()
-
-    await until_async(condition, DEADLINE, "what the test waits for")
+    await until_async(holds, DEADLINE, "what the test waits for")
 
 
 @pytest.fixture

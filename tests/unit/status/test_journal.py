@@ -204,7 +204,7 @@ async def test_a_journal_stays_small_whatever_is_noted_and_however_fast(
     recorder.open(path)
     for number in range(20):
         board.tell(Warned(text=f"{number} " + "x" * 100_000))
-        await until_async(lambda: asyncio.sleep(0, recorder._queue.empty()), 30, "it is written")
+        await until_async(lambda: recorder._queue.empty(), 30, "it is written")
     await recorder.close()
     kept = Journal(path).notices()
     assert sum(len(json.dumps(one.to_json())) for one in kept) < 400_000

@@ -63,10 +63,7 @@ def knows_steps(party: Party, others: list[Party]) -> bool:
 
 
 async def wait(condition: Callable[[], bool], what: str) -> None:
-    async def holds() -> bool:
-        return condition()
-
-    await until_async(holds, 60, what)
+    await until_async(condition, 60, what)
 
 
 async def test_a_swarm_with_few_links_a_peer_is_connected_and_heals_when_half_of_it_dies(

@@ -74,7 +74,7 @@ async def send(link: PairLink, data: bytes) -> None:
 async def under_way(*links: ContentLink) -> None:
     """Until each link has sent a part of its content."""
     await until_async(
-        lambda: asyncio.sleep(0, all(link.bytes_sent for link in links)),
+        lambda: all(link.bytes_sent for link in links),
         30,
         "a content is under way",
     )
@@ -117,9 +117,7 @@ async def test_blocks_that_are_asked_for_come_again_over_the_first():
         for frame in (content(100, first), chunk(first)):
             await two.stream.send(frame)
         await one.send_content(memoryview(first), blake3(first).digest())
-        await until_async(
-            lambda: asyncio.sleep(0, answering.resends), 30, "the reader asks for blocks again"
-        )
+        await until_async(lambda: answering.resends, 30, "the reader asks for blocks again")
         await send(one, second)
         reader = await reading
         assert answering.resends == [b"\x80"]

@@ -381,7 +381,7 @@ async def test_requests_under_way_when_the_node_ends_leave_no_traceback(
     working = [asyncio.create_task(asyncio.to_thread(one)) for one in (follow, write)]
     async with asyncio.timeout(20):
         await begun.wait()
-        await until_async(lambda: asyncio.sleep(0, listeners(node)), 20, "somebody follows")
+        await until_async(lambda: listeners(node), 20, "somebody follows")
         await server.close()
         assert await asyncio.gather(*working) == [0, None]
     assert not caplog.records, caplog.text

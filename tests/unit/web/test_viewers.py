@@ -146,11 +146,9 @@ async def test_viewers_who_never_read_are_turned_away_or_cut_off(
         ) as client:
             answer = await client.get(f"{ROOT}/status", headers=headers)
             assert answer.status_code == 200, "the owner is answered all the same"
-
-        async def nobody() -> bool:
-            return not server._viewers.queues
-
-        await until_async(nobody, 60, "those who do not read are cut off")
+        await until_async(
+            lambda: not server._viewers.queues, 60, "those who do not read are cut off"
+        )
     finally:
         for one in sleepers:
             one.close()
