@@ -188,12 +188,12 @@ class Model(nn.Module, ABC):
         raise NotImplementedError
 
     def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """States after the embedding, ``[batch, length, width]``, and where each token's document
-        begins, if attention keeps within documents."""
+        """States after embedding and blocks that are here, ``[batch, length, width]``, and where
+        each token's document begins, if attention keeps within documents."""
         raise NotImplementedError
 
     def through(self, states: Tensor, starts: Tensor | None) -> Tensor:
-        """States after the blocks that are here."""
+        """States after the blocks that are here, where there is no embedding."""
         raise NotImplementedError
 
     def leave(self, states: Tensor, targets: Tensor) -> Tensor:
@@ -206,12 +206,14 @@ class Family(ABC):
 
     separates: bool = False
     """Whether its models heed ``separator``."""
-    can_stage: bool = False
-    """Whether its models can be cut into stages."""
 
     @abstractmethod
     def build(self, settings: ModelSettings, seed: int) -> Model:
         """A model whose weights depend on settings and seed alone, the same at all peers."""
+
+    def can_stage(self, settings: ModelSettings) -> bool:
+        """Whether a model can be cut into stages."""
+        return False
 
     def blank(self, settings: ModelSettings) -> Model:
         """A model of arbitrary weights, which the caller sets; on the meta device shapes alone."""

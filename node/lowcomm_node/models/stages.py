@@ -36,17 +36,17 @@ def halves_of(spec: RunSpec) -> tuple[Stage, ...]:
     """A model in two stages, what is outside of the blocks with the first; none where it can't be
     cut."""
     blocks = footprint_of(spec).blocks
-    if not family_of(spec.model).can_stage or blocks < 2:
+    if not family_of(spec.model).can_stage(spec.model) or blocks < 2:
         return ()
     return Stage(0, blocks // 2, outside=True), Stage(blocks // 2, blocks)
 
 
 def require_stages(spec: RunSpec) -> None:
     """Raise ConfigError for a model that can't be cut into stages."""
-    if not family_of(spec.model).can_stage:
+    if not family_of(spec.model).can_stage(spec.model):
         raise ConfigError(
-            f"Models of kind {spec.model.kind!r} can't be cut into stages: each machine must hold "
-            "the whole model."
+            f"This model of kind {spec.model.kind!r} can't be cut into stages: each machine must "
+            "hold all of it."
         )
 
 

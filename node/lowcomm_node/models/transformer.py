@@ -202,16 +202,19 @@ class Transformer(Model):
         """Input of the head, ``[batch, length, width]``."""
         cache = cast("KeyValueCache | None", cache)
         self.check_length(tokens.shape[1] + (cache.length if cache is not None else 0))
-        x, starts = self.enter(tokens)
-        x = self.through(x, None if cache else starts, cache)
+        x, starts = self.enter(tokens, cache)
         if self.elsewhere is not None:
             x = self.elsewhere(x, starts)
         return self.norm(x)
 
-    def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    def enter(
+        self, tokens: Tensor, cache: KeyValueCache | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         # Else the embedding, which autocast leaves in fp32, would keep the residual stream in it.
-        x = as_computed(self.embedding(tokens))
-        return x, None if self.separator is None else document_starts(tokens, self.separator)
+        x, starts = as_computed(self.embedding(tokens)), None
+        if self.separator is not None and cache is None:
+            starts = document_starts(tokens, self.separator)
+        return self.through(x, starts, cache), starts
 
     def through(
         self, states: Tensor, starts: Tensor | None, cache: KeyValueCache | None = None
@@ -342,7 +345,10 @@ class TransformerFamily(Family):
     matrix of context x context. ``test_memory.py`` counts them.
     """
 
-    separates = can_stage = True
+    separates = True
+
+    def can_stage(self, settings: ModelSettings) -> bool:
+        return True
 
     def build(self, settings: ModelSettings, seed: int) -> Transformer:
         model = self.blank(settings)

@@ -23,6 +23,7 @@ from lowcomm_node.models.base import (
     HuggingFaceForm,
     Model,
     Place,
+    Stage,
     fill_normal,
 )
 from lowcomm_node.models.cross_entropy import cross_entropy
@@ -90,6 +91,10 @@ LINEAR_HEADS = frozenset(ARCHITECTURES) - {"nanochat"}
 """Types whose logits are a matrix times states, perhaps divided by a number."""
 
 
+UNCUT = frozenset({"gpt2"})
+"""Types whose states before the first layer depend on more than tokens: places are added."""
+
+
 class KeptText:
     """Keys and values of a text, as the library keeps them."""
 
@@ -97,8 +102,17 @@ class KeptText:
         self.kept, self.length = kept, 0
 
 
+class Skipped(nn.Module):
+    """In the place of a module that another machine holds."""
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        return x
+
+
 class TransformersModel(Model):
     """A causal language model of the library."""
+
+    causal: Any
 
     def __init__(self, settings: TransformersSettings, causal: nn.Module) -> None:
         super().__init__()
@@ -110,6 +124,9 @@ class TransformersModel(Model):
         text = cast("KeptText | None", cache)
         end = tokens.shape[1] + (text.length if text is not None else 0)
         self.check_length(end)
+        if self.elsewhere is not None:
+            x = self.elsewhere(*self.enter(tokens))
+            return self.causal.get_output_embeddings()(self._to_head(x))
         if text is None:
             return self.causal(input_ids=tokens, **self._alone(tokens)).logits
         output = self.causal(input_ids=tokens, past_key_values=text.kept, use_cache=True)
@@ -120,19 +137,76 @@ class TransformersModel(Model):
         settings = cast("TransformersSettings", self.settings)
         if settings.type not in LINEAR_HEADS:
             return super().loss(tokens, targets)
-        causal: Any = self.causal
-        states = causal.base_model(input_ids=tokens, **self._alone(tokens)).last_hidden_state
-        states = states / float(settings.values.get("logits_scaling", 1.0))
-        return cross_entropy(states, causal.get_output_embeddings().weight, targets)
+        if self.elsewhere is not None:
+            return self.leave(self.elsewhere(*self.enter(tokens)), targets)
+        states = self.causal.base_model(input_ids=tokens, **self._alone(tokens)).last_hidden_state
+        return self._loss_of(states, targets)
+
+    def _loss_of(self, normed: Tensor, targets: Tensor) -> Tensor:
+        states = normed / self._scaling
+        return cross_entropy(states, self.causal.get_output_embeddings().weight, targets)
+
+    @property
+    def _scaling(self) -> float:
+        settings = cast("TransformersSettings", self.settings)
+        return float(settings.values.get("logits_scaling", 1.0))
+
+    def _to_head(self, states: Tensor) -> Tensor:
+        return self._norm[1](states) / self._scaling
+
+    def _starts(self, tokens: Tensor) -> Tensor | None:
+        return None if self.separator is None else document_starts(tokens, self.separator)
 
     def _alone(self, tokens: Tensor) -> dict[str, Any]:
-        """Arguments for windows without a cache. The library keeps attention within documents where
-        positions begin at 0 again, in sliding windows, too."""
-        if self.separator is None:
-            return {"use_cache": False}
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        positions = places - document_starts(tokens, self.separator)
-        return {"use_cache": False, "position_ids": positions}
+        """Arguments for windows without a cache."""
+        return _without_cache(self._starts(tokens))
+
+    # stages
+
+    @property
+    def _layers(self) -> nn.ModuleList:
+        return self.causal.base_model.layers
+
+    @property
+    def _norm(self) -> tuple[str, nn.Module]:
+        """Name and module of the norm after the last layer."""
+        base = self.causal.base_model
+        (found,) = (
+            (name, one)
+            for name, one in base.named_children()
+            if one not in (self._layers, base.get_input_embeddings()) and list(one.parameters())
+        )
+        return found
+
+    def keep(self, stage: Stage) -> None:
+        base: Any = self.causal.base_model
+        for number in range(len(self._layers)):
+            if not stage.start <= number < stage.stop:
+                self._layers[number] = Skipped()
+        if not stage.outside:
+            base.embedding_multiplier = 1.0  # of one type; the head multiplies
+            self.causal.config.tie_word_embeddings = False
+            self.causal.all_tied_weights_keys = {}
+            for parent in (base, self.causal):
+                for name, child in parent.named_children():
+                    if child not in (base, self._layers) and list(child.parameters()):
+                        setattr(parent, name, Skipped())
+
+    def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        base, (name, norm), starts = self.causal.base_model, self._norm, self._starts(tokens)
+        setattr(base, name, Skipped())
+        try:
+            states = base(input_ids=tokens, **_without_cache(starts)).last_hidden_state
+        finally:
+            setattr(base, name, norm)
+        return states, starts
+
+    def through(self, states: Tensor, starts: Tensor | None) -> Tensor:
+        base = self.causal.base_model
+        return base(inputs_embeds=states, **_without_cache(starts)).last_hidden_state
+
+    def leave(self, states: Tensor, targets: Tensor) -> Tensor:
+        return self._loss_of(self._norm[1](states), targets)
 
     def recompute_blocks(self, on: bool) -> None:
         super().recompute_blocks(on)
@@ -153,6 +227,14 @@ class TransformersModel(Model):
             return Place("norm")
         is_table = "embed" in name or ".wte." in name or ".wpe." in name
         return Place("embedding" if is_table else "head")
+
+
+def _without_cache(starts: Tensor | None) -> dict[str, Any]:
+    """The library keeps attention within documents where positions begin at 0 again, in sliding
+    windows, too."""
+    if starts is None:
+        return {"use_cache": False}
+    return {"use_cache": False, "position_ids": torch.arange(starts.shape[1]).to(starts) - starts}
 
 
 def library() -> Any:
@@ -216,18 +298,25 @@ class TransformersFamily(Family):
 
     @torch.no_grad()
     def build(self, settings: ModelSettings, seed: int) -> TransformersModel:
-        model, of_library = self.blank(settings), cast("TransformersSettings", settings)
-        if torch.get_default_device().type == "meta":
-            return model
+        model = self.blank(settings)
+        if torch.get_default_device().type != "meta":
+            self.fill(model, seed)
+        return model
+
+    def can_stage(self, settings: ModelSettings) -> bool:
+        return cast("TransformersSettings", settings).type in LINEAR_HEADS - UNCUT
+
+    @torch.no_grad()
+    def fill(self, model: Model, seed: int) -> None:
+        of_library = cast("TransformersSettings", model.settings)
         layers = of_library.architecture.sizes(of_library.config).layers
         norm = 0.0 if of_library.type in _OFFSET_NORMS else 1.0
-        for name, parameter in model.causal.named_parameters():
+        for name, parameter in cast("TransformersModel", model).causal.named_parameters():
             if parameter.dim() > 1:
                 deep = math.sqrt(2 * layers) if _INTO_RESIDUAL.search(name) else 1.0
                 fill_normal(parameter, INIT_STD / deep, f"{seed}:{name}")
             else:
                 parameter.fill_(0.0 if name.endswith(".bias") else norm)
-        return model
 
     def blank(self, settings: ModelSettings) -> TransformersModel:
         model = checked_model(cast("TransformersSettings", settings))

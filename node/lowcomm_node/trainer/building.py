@@ -92,7 +92,7 @@ def build(
             )
         except ConfigError:
             may_stage = settings.workers and settings.household == "auto"
-            if not may_stage or not family_of(spec.model).can_stage:
+            if not may_stage or not family_of(spec.model).can_stage(spec.model):
                 raise
     memory.limit_vram(device, settings.max_vram)
     disk_quota = DiskQuota(home, settings.max_disk)

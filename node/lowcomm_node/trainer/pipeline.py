@@ -204,7 +204,6 @@ class Pipeline(Team):
             self._shard.gradient.rest()
         with computing(device):
             x, starts = model.enter(batch.parts[number][0].to(device))
-            x = model.through(x, starts)
         batch.sent.append(x)
         batch.starts.append(starts)
         self._forward(batch, number, 0, x.detach())

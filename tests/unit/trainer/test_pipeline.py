@@ -12,10 +12,12 @@ import torch
 
 from helpers.adapters import sections, write_base
 from helpers.driven_trainer import Driven, begin, driven, finish, image, write_documents
+from helpers.families import section, tiny
 from helpers.lenders import Daemon, lenders, losses
 from helpers.waiting import until
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.models.adapters import UNDER_WAY
+from lowcomm_node.models.base import family_of
 from lowcomm_node.models.stages import split
 from lowcomm_node.node.ipc import FailureKind
 from lowcomm_node.node.messages import (
@@ -30,6 +32,7 @@ from lowcomm_node.node.messages import (
 )
 from lowcomm_node.trainer import pipeline
 from lowcomm_node.trainer.pipeline import Pipeline, forward_order
+from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.models import TransformerSettings
 
 pytestmark = pytest.mark.slow
@@ -63,6 +66,7 @@ def trainer(
     how.setdefault("household", "stages" if named else "auto")
     how.setdefault("micro_batch", 1)
     model = "\n".join(f"{name} = {str(value).lower()}" for name, value in sizes.items())
+    model = how.pop("section", model)
     return driven(folder, *peers, model=model, workers=named, **how)
 
 
@@ -152,6 +156,30 @@ def test_documents_ties_and_memory_for_no_activations_change_nothing(tmp_path: P
         with trainer(write_documents(tmp_path / "four"), *daemons, **how) as (one,):
             one.steps(3)
         assert losses(one) == losses(whole)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("type_", ARCHITECTURES)
+def test_every_type_of_model_trains_in_stages_as_it_does_whole(tmp_path: Path, type_: str) -> None:
+    settings = tiny(type_)
+    how: Any = {"section": section(settings)}
+    with lenders(tmp_path, 1) as daemons:
+        if not family_of(settings).can_stage(settings):
+            with (
+                pytest.raises(AssertionError, match="can't be cut into stages"),
+                trainer(tmp_path / "two", *daemons, **how),
+            ):
+                pass
+            return
+        with trainer(tmp_path / "one", **how) as (whole,):
+            whole.steps(3)
+            whole.ask(Evaluate())
+        with trainer(tmp_path / "two", *daemons, **how) as (one,):
+            one.steps(3)
+            one.ask(Evaluate())
+            close = pytest.approx(losses(whole), abs=2e-6)
+            assert losses(one) == close and one.ask(WRITE).text
+            assert one.events(Evaluated)[0].loss == pytest.approx(whole.events(Evaluated)[0].loss)
 
 
 @pytest.mark.parametrize("adapts", [pytest.param(False, marks=pytest.mark.soak), True])
