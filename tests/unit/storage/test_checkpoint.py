@@ -269,14 +269,19 @@ FILE = {"part": "weights", "size": 300, "sha256": "ab" * 32}
 @pytest.mark.parametrize(
     "change",
     [
+        {"step": 5.0},
         {"step": True},
         {"step": -5},
         {"step": 10**400},
         {"created_at": None},
+        {"created_at": -1},
         {"created_at": 1e300},
         {"meta": None},
+        {"meta": "x"},
         {"format": 2},
+        {"format": "x" * 10_000},
         {"files": None},
+        {"files": "weights"},
         {"files": {"weights": FILE}},
         {"files": [None]},
         {"files": [FILE, FILE]},
@@ -284,6 +289,7 @@ FILE = {"part": "weights", "size": 300, "sha256": "ab" * 32}
         {"files": [FILE | {"mode": 0o777}]},
         {"files": [FILE | {"sha256": "AB" * 32}]},
         {"files": [FILE | {"sha256": "ab" * 32 + "\n"}]},
+        {"files": [FILE | {"sha256": None}]},
         *(
             {"files": [FILE | {"size": size}]}
             for size in (-1, 1.0, "300", None, True, 1 << 63, 10**400, [1])
@@ -295,14 +301,19 @@ FILE = {"part": "weights", "size": 300, "sha256": "ab" * 32}
                 ".",
                 "..",
                 "/etc/passwd",
+                "../../x",
                 "a/b",
+                "a\\b",
                 "weights\0",
+                "weights\n",
                 "W",
                 ".lock",
                 "x" * 65,
                 "x" * 100_000,
                 5,
                 None,
+                ["weights"],
+                {"a": 1},
             )
         ),
     ],
