@@ -12,6 +12,8 @@ BUFFER = 256 * 1024
 """Bytes that one direction reads at once, and holds while the other end is slow."""
 RECORD = 16 * 1024
 """Bytes of a record of TLS. With less room OpenSSL would keep a rest, of which no event tells."""
+LINGER = 2.0
+"""Seconds to move what an end has written that reads no more."""
 _BLOCKED = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -81,7 +83,9 @@ class _Way:
         except _BLOCKED:
             pass
         except OSError:
-            self.stop()  # the other direction reads what the sink has still written, and its end
+            self.stop()
+            # The other direction reads what the sink has still written, and its end.
+            self._loop.call_later(LINGER, self._end, self._sink)
             return
         # Repeated requests would cost system calls.
         if self._left and self._reads:
