@@ -109,6 +109,7 @@ def test_a_lender_without_windows_is_measured_again_after_a_while(
         assert machine.windows == 1 and machine.pace.line < 60.0
 
 
+@pytest.mark.soak
 def test_a_lender_adapts_frozen_weights_that_it_was_sent(tmp_path: Path) -> None:
     base = tmp_path / "start" / "model.safetensors"
     write_base(base.parent, TransformerSettings.model_validate(OURS))
@@ -129,6 +130,7 @@ def test_a_lender_adapts_frozen_weights_that_it_was_sent(tmp_path: Path) -> None
         check_close(one, alone)
 
 
+@pytest.mark.soak
 def test_a_lender_keeps_attention_within_documents(tmp_path: Path) -> None:
     more = "document_mask = true\n" + MORE
     with (
@@ -164,6 +166,7 @@ def test_a_lender_without_the_memory_says_so_and_training_goes_on(tmp_path: Path
         assert len(losses(one)) == 2
 
 
+@pytest.mark.soak
 def test_what_a_lender_trains_is_saved_and_resumed_without_it(tmp_path: Path) -> None:
     with lenders(tmp_path, 1) as daemons, trainer(tmp_path / "with", *daemons) as (one,):
         all_here(one)

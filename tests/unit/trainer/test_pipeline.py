@@ -125,6 +125,7 @@ def test_every_method_is_the_same_in_stages(
     check_stages_or_one_process(tmp_path, count, method, optimizer)
 
 
+@pytest.mark.soak
 def test_stages_go_on_from_a_checkpoint_of_one_process_and_it_from_theirs(tmp_path: Path) -> None:
     with trainer(tmp_path) as (one,):
         one.steps(2)
@@ -182,7 +183,8 @@ def test_every_type_of_model_trains_in_stages_as_it_does_whole(tmp_path: Path, t
             assert one.events(Evaluated)[0].loss == pytest.approx(whole.events(Evaluated)[0].loss)
 
 
-@pytest.mark.parametrize("adapts", [pytest.param(False, marks=pytest.mark.soak), True])
+@pytest.mark.soak
+@pytest.mark.parametrize("adapts", [False, True])
 def test_stages_begin_with_weights_from_files(tmp_path: Path, adapts: bool) -> None:
     base = tmp_path / "start" / "model.safetensors"
     write_base(base.parent, TransformerSettings.model_validate(SIZES))
@@ -244,6 +246,7 @@ def test_a_silent_machine_is_told_and_training_goes_on_once_it_speaks(tmp_path: 
         assert len(losses(one)) == 2
 
 
+@pytest.mark.soak
 def test_those_that_are_left_hold_the_model_until_all_are_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +265,7 @@ def test_those_that_are_left_hold_the_model_until_all_are_back(
             until(lambda: one.replica.team.returned() == "lender-1", 60, "it can be used again")
 
 
+@pytest.mark.soak
 def test_a_lender_bounds_what_a_head_may_have_under_way_and_send(tmp_path: Path) -> None:
     with lenders(tmp_path, 2) as daemons, trainer(tmp_path, *daemons) as (one,):
         assert isinstance(one.replica.team, Pipeline)
@@ -284,6 +288,7 @@ def test_a_lender_bounds_what_a_head_may_have_under_way_and_send(tmp_path: Path)
 # who holds what
 
 
+@pytest.mark.soak
 def test_a_model_that_fits_nowhere_is_shared_out_and_refused_where_all_have_too_little(
     tmp_path: Path,
 ) -> None:

@@ -170,6 +170,7 @@ def adapter_of(folder: Path, device: str) -> Any:
     return driven(folder, "a", more=more, model=model, device=device, start=(str(base),))
 
 
+@pytest.mark.soak
 def test_each_process_keeps_attention_within_documents(tmp_path: Path) -> None:
     more = "document_mask = true\n" + MORE.format(optimizer="adamw", method="lowcomm")
     with driven(write_documents(tmp_path / "one"), "a", more=more, device="cpu") as (whole,):
