@@ -378,14 +378,13 @@ class Liveness:
             self._silent.begin(peer, now)
         unknown = list[tuple[bool, int, bytes, str, Sequence[str]]]()
         for peer, places, crowd in others:
-            is_open = all(self._places.is_due(place, now) for place in places)
-            if self._silent.is_due(peer, now) and (peer in likely or is_open):
+            if self._silent.is_due(peer, now) and (peer in likely or self._is_open(places, now)):
                 lot = sha256(f"{self._seed}/{self._turn}/{peer}".encode()).digest()
                 unknown.append((peer not in likely, crowd, lot, peer, places))
         for unlikely, _, _, peer, places in sorted(unknown):
             if len(chosen) >= most or self._tokens < 1.0:
                 break
-            if unlikely and not all(self._places.is_due(place, now) for place in places):
+            if unlikely and not self._is_open(places, now):
                 continue  # another one of the same place was chosen just now
             self._tokens -= 1.0
             self._silent.begin(peer, now)
@@ -398,6 +397,9 @@ class Liveness:
         """Unanswered calls of a peer in a row, and the time of the last."""
         count, since, _ = self._silent.get(peer) or (0, -inf, 0.0)
         return count, since
+
+    def _is_open(self, places: Sequence[str], now: float) -> bool:
+        return all(self._places.is_due(place, now) for place in places)
 
 
 def _is_recent(heard: float, now: float) -> bool:
