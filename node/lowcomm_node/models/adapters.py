@@ -20,7 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.models.base import Footprint, Model, Stage, family_of, fill_normal, trained
+from lowcomm_node.models.base import (
+    Footprint,
+    Model,
+    Stage,
+    family_of,
+    fill_normal,
+    staged,
+    trained,
+)
 from lowcomm_node.models.frozen import FORMS, FrozenLinear
 from lowcomm_node.models.open_weights import read_weights
 from lowcomm_protocol.spec.run import RunSpec
@@ -122,7 +130,7 @@ def allocated(
     """
     model = shell(settings, adapter)
     if stage is not None:
-        model.keep(stage)
+        staged(model).keep(stage)
     model.draws = adapter.dropout > 0
     if device.type != "cpu":
         for parameter in model.parameters():
@@ -188,7 +196,7 @@ def _footprint(model_json: str, adapter_json: str, stage: Stage | None) -> Footp
         with torch.device("meta"):
             model = family_of(settings).blank(settings)
     if stage is not None:
-        model.keep(stage)
+        staged(model).keep(stage)
         found = _of_stage(found, stage)
     weights = trained(model)
     blocks = [one for name, one in weights.items() if model.place_of(name).role == "block"]

@@ -144,9 +144,6 @@ class Model(nn.Module, ABC):
 
     draws: bool = False
     """Whether a step draws random numbers, for dropout."""
-    elsewhere: Callable[[Tensor, Tensor | None], Tensor] | None = None
-    """Computes the blocks that other machines hold, from what ``enter`` gives; None where all are
-    here."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
@@ -181,24 +178,41 @@ class Model(nn.Module, ABC):
         """Mean cross-entropy in nats a learned token; 0 where all targets are IGNORED."""
         return mean_loss(self(tokens), targets)
 
-    # of a family that ``can_stage``: a loss is ``leave`` after ``through`` after ``enter``
 
+class StagedModel(Model):
+    """A model that can be cut into stages: its loss is ``leave`` after ``enter``, and between them
+    ``through`` of each machine that holds blocks."""
+
+    elsewhere: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    """Computes the blocks that other machines hold, from what ``enter`` gives; None where all are
+    here."""
+
+    @abstractmethod
     def keep(self, stage: Stage) -> None:
         """Keep a stage alone of a model on the meta device, where nothing else takes memory."""
-        raise NotImplementedError
 
+    @abstractmethod
+    def fill(self, seed: int) -> None:
+        """Set the weights that are here; they depend on settings and seed alone."""
+
+    @abstractmethod
     def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """States after embedding and blocks that are here, ``[batch, length, width]``, and where
-        each token's document begins, if attention keeps within documents."""
-        raise NotImplementedError
+        """States after embedding and blocks that are here, ``[batch, length, width]``, and the
+        place where each token's document begins, if attention keeps within documents."""
 
+    @abstractmethod
     def through(self, states: Tensor, starts: Tensor | None) -> Tensor:
         """States after the blocks that are here, where there is no embedding."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self, states: Tensor, targets: Tensor) -> Tensor:
         """The loss of states after the last block."""
-        raise NotImplementedError
+
+
+def staged(model: Model) -> StagedModel:
+    """The same model, of a family that ``can_stage`` it."""
+    assert isinstance(model, StagedModel), "a caller checks ``can_stage`` first"
+    return model
 
 
 class Family(ABC):
@@ -218,10 +232,6 @@ class Family(ABC):
     def blank(self, settings: ModelSettings) -> Model:
         """A model of arbitrary weights, which the caller sets; on the meta device shapes alone."""
         return self.build(settings, 0)
-
-    def fill(self, model: Model, seed: int) -> None:
-        """Set the weights of a stage as ``build`` does."""
-        raise NotImplementedError
 
     def allocate(self, model: Model, device: torch.device) -> None:
         """Give memory to a model of the meta device, with arbitrary parameters. A family of open

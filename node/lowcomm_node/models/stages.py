@@ -6,7 +6,7 @@ import torch
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.adapters import allocated, draw_factors, footprint_of, shell
-from lowcomm_node.models.base import Model, Stage, family_of
+from lowcomm_node.models.base import Model, Stage, StagedModel, family_of, staged
 from lowcomm_protocol.spec.run import RunSpec
 
 
@@ -18,17 +18,16 @@ def shell_of(spec: RunSpec) -> Model:
         return family_of(spec.model).blank(spec.model)
 
 
-def build_stage(spec: RunSpec, stage: Stage, device: torch.device) -> Model:
+def build_stage(spec: RunSpec, stage: Stage, device: torch.device) -> StagedModel:
     """A stage with the weights of the run's seed; those of files are still to be set."""
-    family = family_of(spec.model)
     if spec.adapter is not None:
-        model = allocated(spec.model, spec.adapter, device, stage)
-        draw_factors(model, spec.run.seed)
-        return model
-    model = shell_of(spec)
+        adapted = staged(allocated(spec.model, spec.adapter, device, stage))
+        draw_factors(adapted, spec.run.seed)
+        return adapted
+    model = staged(shell_of(spec))
     model.keep(stage)
-    family.allocate(model, device)
-    family.fill(model, spec.run.seed)
+    family_of(spec.model).allocate(model, device)
+    model.fill(spec.run.seed)
     return model
 
 

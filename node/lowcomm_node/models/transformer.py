@@ -30,6 +30,7 @@ from lowcomm_node.models.base import (
     Model,
     Place,
     Stage,
+    StagedModel,
     as_computed,
     fill_normal,
 )
@@ -40,6 +41,7 @@ from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.sections import ModelSettings
 
 INIT_STD = 0.02
+INTO_RESIDUAL = ("attention.output.weight", "feed_forward.down.weight")
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _ROLES: dict[str, Role] = {"embedding": "embedding", "norm": "norm", "head": "head"}
 """What a tensor outside of the blocks is for, by the first part of its name."""
@@ -162,7 +164,7 @@ class Block(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class Transformer(Model):
+class Transformer(StagedModel):
     """The whole model; its weights are arbitrary until the family or a checkpoint sets them."""
 
     rope: Tensor
@@ -206,6 +208,14 @@ class Transformer(Model):
         if self.elsewhere is not None:
             x = self.elsewhere(x, starts)
         return self.norm(x)
+
+    def fill(self, seed: int) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                deep = math.sqrt(2 * len(self.blocks)) if name.endswith(INTO_RESIDUAL) else 1.0
+                fill_normal(parameter, INIT_STD / deep, f"{seed}:{name}")
+            else:
+                nn.init.constant_(parameter, 0.0 if name.endswith(".bias") else 1.0)
 
     def enter(
         self, tokens: Tensor, cache: KeyValueCache | None = None
@@ -352,18 +362,8 @@ class TransformerFamily(Family):
 
     def build(self, settings: ModelSettings, seed: int) -> Transformer:
         model = self.blank(settings)
-        self.fill(model, seed)
+        model.fill(seed)
         return model
-
-    def fill(self, model: Model, seed: int) -> None:
-        layers = cast("TransformerSettings", model.settings).layers
-        into_residual = ("attention.output.weight", "feed_forward.down.weight")
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                deep = math.sqrt(2 * layers) if name.endswith(into_residual) else 1.0
-                fill_normal(parameter, INIT_STD / deep, f"{seed}:{name}")
-            else:
-                nn.init.constant_(parameter, 0.0 if name.endswith(".bias") else 1.0)
 
     def blank(self, settings: ModelSettings) -> Transformer:
         return Transformer(cast("TransformerSettings", settings))

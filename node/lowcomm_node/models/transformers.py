@@ -24,6 +24,7 @@ from lowcomm_node.models.base import (
     Model,
     Place,
     Stage,
+    StagedModel,
     fill_normal,
 )
 from lowcomm_node.models.cross_entropy import cross_entropy
@@ -109,7 +110,7 @@ class Skipped(nn.Module):
         return x
 
 
-class TransformersModel(Model):
+class TransformersModel(StagedModel):
     """A causal language model of the library."""
 
     causal: Any
@@ -191,6 +192,18 @@ class TransformersModel(Model):
                 for name, child in parent.named_children():
                     if child not in (base, self._layers) and list(child.parameters()):
                         setattr(parent, name, Skipped())
+
+    @torch.no_grad()
+    def fill(self, seed: int) -> None:
+        settings = cast("TransformersSettings", self.settings)
+        layers = settings.architecture.sizes(settings.config).layers
+        norm = 0.0 if settings.type in _OFFSET_NORMS else 1.0
+        for name, parameter in self.causal.named_parameters():
+            if parameter.dim() > 1:
+                deep = math.sqrt(2 * layers) if _INTO_RESIDUAL.search(name) else 1.0
+                fill_normal(parameter, INIT_STD / deep, f"{seed}:{name}")
+            else:
+                parameter.fill_(0.0 if name.endswith(".bias") else norm)
 
     def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         base, (name, norm), starts = self.causal.base_model, self._norm, self._starts(tokens)
@@ -300,23 +313,11 @@ class TransformersFamily(Family):
     def build(self, settings: ModelSettings, seed: int) -> TransformersModel:
         model = self.blank(settings)
         if torch.get_default_device().type != "meta":
-            self.fill(model, seed)
+            model.fill(seed)
         return model
 
     def can_stage(self, settings: ModelSettings) -> bool:
         return cast("TransformersSettings", settings).type in LINEAR_HEADS - UNCUT
-
-    @torch.no_grad()
-    def fill(self, model: Model, seed: int) -> None:
-        of_library = cast("TransformersSettings", model.settings)
-        layers = of_library.architecture.sizes(of_library.config).layers
-        norm = 0.0 if of_library.type in _OFFSET_NORMS else 1.0
-        for name, parameter in cast("TransformersModel", model).causal.named_parameters():
-            if parameter.dim() > 1:
-                deep = math.sqrt(2 * layers) if _INTO_RESIDUAL.search(name) else 1.0
-                fill_normal(parameter, INIT_STD / deep, f"{seed}:{name}")
-            else:
-                parameter.fill_(0.0 if name.endswith(".bias") else norm)
 
     def blank(self, settings: ModelSettings) -> TransformersModel:
         model = checked_model(cast("TransformersSettings", settings))
