@@ -13,6 +13,19 @@ heads = 2
 feed_forward = 32
 context = 16
 """
+SYNCED = """learning_rate = 0.02
+warmup = 3
+optimizer = "{optimizer}"
+[sync]
+method = "{method}"
+interval = 8
+min_steps = 1
+overlap = 0
+fragments = 3
+group = 2
+"""
+"""The rest of a run file whose exchanges a test carries out itself."""
+METHODS = ("lowcomm", "noloco", "streaming-diloco", "diloco", "local")
 TINY = """
 [run]
 name = "test"

@@ -84,7 +84,7 @@ def build(
     choices = memory.StepChoices(settings.micro_batch, recompute, moments)
     rehearse(spec.sync)  # first, as what compiling takes counts
     compiled = compiled_here() > 0
-    found = None
+    found, mapped = None, bool(settings.slow) and memory.is_mapped(spec)
     if not settings.workers or settings.household != "stages":
         try:
             found = memory.check_memory(
@@ -115,7 +115,7 @@ def build(
             limits=limits,
             exchanges=settings.exchanges,
             choices=choices,
-            folder=Path(settings.slow),
+            folder=Path(settings.slow) if mapped else None,
             tell=tell,
             on_lost=on_lost,
         )
@@ -142,7 +142,7 @@ def build(
         pipeline.read_files(files)
     if settings.workers and pipeline is None:
         replica.lenders = Lenders(settings.workers, spec, replica.model)
-    if settings.slow and memory.is_mapped(spec):
+    if mapped:
         disk_quota.require(memory.slow_bytes(spec), "Slow weights")
         replica.keep_in_files(Path(settings.slow))
     store = CheckpointStore(Path(settings.checkpoints), settings.keep, disk_quota)

@@ -45,8 +45,8 @@ class PipelineSettings:
     """GiB of this machine's memory, and of its GPU's."""
     exchanges: int
     choices: StepChoices
-    folder: Path
-    """For vectors of a large model."""
+    folder: Path | None
+    """For copies of weights and moments of a large model; None to keep them in memory."""
     tell: Callable[[LenderAwaited], None]
     on_lost: Callable[[FailureKind, str], None]
     """Called, on another thread, if a lender has failed or is gone."""
@@ -107,7 +107,8 @@ class Holder:
         then: Callable[[Future[Any]], None] | None = None,
     ) -> Future[Any]:
         """Its answer, once the tensors that come with it are in ``into``. To be called on one
-        thread alone."""
+        thread alone. The wait ends with TrainerError where it shows no life; the daemon bounds
+        that for one that is alive."""
         asked = Future[Any]()
         if then is not None:
             asked.add_done_callback(then)
@@ -118,7 +119,7 @@ class Holder:
         if lost:
             self._fail(lost)
         else:
-            with suppress(OSError):  # whoever reads learns why
+            with suppress(OSError):  # the thread that reads learns why
                 self._wire.send(order, tensors)
         return asked
 

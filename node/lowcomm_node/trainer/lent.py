@@ -1,7 +1,7 @@
 """Other machines of the owner compute gradients for a trainer: replicas on a local network.
 
-    trainer ──weights, windows──► worker on a lender (``worker.py``)   every step, to each machine
-            ◄──loss, gradients───                                      its windows
+    trainer ──weights, windows──► worker on a lender     every step, to each machine its windows
+            ◄──loss, gradients─── (``worker.py``)
 
 A worker has neither text nor optimizer nor slow weights: only the trainer knows peers, and moves
 weights. So nothing is lost with a worker. If it is gone or late, its windows are computed here in

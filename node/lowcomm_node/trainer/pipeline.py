@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lowcomm_node.errors import ConfigError, LinkLost, TrainerError
 from lowcomm_node.models.adapters import UNDER_WAY, footprint_of, shapes_of, take_weight
-from lowcomm_node.models.base import Stage, computing
+from lowcomm_node.models.base import Stage, computing, staged
 from lowcomm_node.models.cross_entropy import count_learned
 from lowcomm_node.models.open_weights import read_weights
 from lowcomm_node.models.stages import require_stages, shell_of, split
@@ -61,7 +61,7 @@ class _Batch:
         self.sent = deque[Tensor]()
         """States that were sent and whose gradient has not come back."""
         self.starts = list[Tensor | None]()
-        """Where documents begin, by micro-batch."""
+        """Beginnings of documents, by micro-batch."""
         self.ended = 0
         """Micro-batches that are through."""
         self.loss = torch.zeros(())
@@ -101,7 +101,8 @@ class Pipeline(Team):
             one.on_lost = self._settings.on_lost
             if one.lost:
                 one.on_lost(FailureKind.LENDER, f"{one.name} is gone: {one.lost}")
-        shard.model.elsewhere = self._through
+        self._model = staged(shard.model)
+        self._model.elsewhere = self._through
         shard.gradient.cut, shard.gradient.is_alone = self.cut, False
         self._names = [
             [name for name in shard.shapes if self._home_of(name) is one] for one in self._holders
@@ -117,14 +118,14 @@ class Pipeline(Team):
         for name, tensor in read_weights(spec.model, shapes_of(spec.model), files):
             holder = self._home_of(name)
             if holder is None:
-                take_weight(self._shard.model, name, tensor)
+                take_weight(self._model, name, tensor)
             else:
                 shape, kind = list(tensor.shape), kind_of(tensor)
                 order = {"do": "load", "name": name, "shape": shape, "dtype": kind}
                 holder.ask(order, [tensor]).result()
 
     def _home_of(self, name: str) -> Holder | None:
-        """Who holds a weight of the unadapted model; None if we do."""
+        """The lender that holds a weight of the unadapted model; None for this machine."""
         layer = self.whole.place_of(name).layer
         for one in self._holders:
             if layer is not None and one.stage.start <= layer < one.stage.stop:
@@ -185,7 +186,7 @@ class Pipeline(Team):
     def _gradients(self, tokens: Tensor, targets: Tensor, step: Step) -> Tensor:
         """The loss of a batch; its gradient is in the weights, wherever they are."""
         batch = _Batch(tokens, targets, step, self._shard.gradient.cut)
-        self._shard.model.train()
+        self._model.train()
         while batch.ended < len(batch.parts):
             if batch.entered < len(batch.parts) and batch.entered - batch.ended < UNDER_WAY:
                 self._enter(batch)
@@ -199,11 +200,11 @@ class Pipeline(Team):
 
     def _enter(self, batch: _Batch) -> None:
         """Send the next micro-batch on its way."""
-        model, device, number = self._shard.model, self._shard.device, batch.entered
+        device, number = self._shard.device, batch.entered
         if number:
             self._shard.gradient.rest()
         with computing(device):
-            x, starts = model.enter(batch.parts[number][0].to(device))
+            x, starts = self._model.enter(batch.parts[number][0].to(device))
         batch.sent.append(x)
         batch.starts.append(starts)
         self._forward(batch, number, 0, x.detach())
@@ -211,14 +212,14 @@ class Pipeline(Team):
     def _forward(self, batch: _Batch, number: int, place: int, x: Tensor) -> None:
         """Have the next lender compute states of a micro-batch; after the last one, the loss."""
         if place < len(self._holders):
-            begins = self._shard.model.draws and number == 0
+            begins = self._model.draws and number == 0
             seed = batch.step.seed if begins else None
             self._pass(place, number, *forward_order(x, batch.starts[number], True, seed))
             return
-        model, device = self._shard.model, self._shard.device
+        device = self._shard.device
         states, targets = x.to(device).requires_grad_(), batch.parts[number][1].to(device)
         with computing(device):
-            loss = model.leave(states, targets)
+            loss = self._model.leave(states, targets)
             loss = loss * (count_learned(targets) / batch.step.learned)
         loss.backward()
         batch.loss += loss.detach().cpu()
@@ -290,8 +291,9 @@ class Pipeline(Team):
         return [*answers, *(one.result() for one in asked)]
 
     def _room(self, numel: int) -> Tensor:
-        if memory.is_mapped(self._settings.spec):
-            return torch.from_numpy(mapped_vector(self._settings.folder, numel))
+        folder = self._settings.folder
+        if folder is not None:
+            return torch.from_numpy(mapped_vector(folder, numel))
         return super()._room(numel)
 
 

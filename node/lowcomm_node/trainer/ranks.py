@@ -4,8 +4,8 @@
           └──────── vectors in shared memory ────┘  a fragment or a weight, each copies its rows
 
 Ranks other than 0 know neither text nor peers nor slow weights. Rank 0 sends each its windows of a
-batch. What all do between two steps (``team.py``) goes through vectors in memory that they share. A
-rank that dies ends the trainer, which goes on from its newest checkpoint.
+batch. Vectors in memory that they share carry what all do between two steps (``team.py``). A rank
+that dies ends the trainer, which goes on from its newest checkpoint.
 """
 
 import json

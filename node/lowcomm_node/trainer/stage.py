@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from math import prod
 from queue import Queue
 from time import monotonic
 from typing import Any
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from lowcomm_node.errors import ConfigError, LinkLost
-from lowcomm_node.models.adapters import UNDER_WAY, footprint_of, take_weight
-from lowcomm_node.models.base import Stage, computing
+from lowcomm_node.models.adapters import UNDER_WAY, footprint_of, shapes_of, take_weight
+from lowcomm_node.models.base import Stage, StagedModel, computing
 from lowcomm_node.models.devices import module_of
 from lowcomm_node.models.stages import build_stage, require_stages, shell_of
 from lowcomm_node.node.ipc import create_file
@@ -40,12 +39,10 @@ ALIVE_EVERY = 0.2
 QUEUED = 4
 """Orders that are read ahead of what is computed."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MAX_VALUES = 1 << 31
-"""Values of one tensor that a head may send."""
 
 
 def places_of(order: Mapping[str, Any], shard: Shard, rows: Any, board: Board) -> list[Tensor]:
-    """Where in the vectors of a board that is which a holder of these rows copies by an order."""
+    """The parts of a board's vectors that a holder of these rows copies by an order."""
     if "kind" not in order and order["do"] != "merge":
         return []
     whole = "weight" in order
@@ -100,7 +97,7 @@ def hold(
             model.recompute_blocks(True)
         shard = Shard(model, spec, device, None, order["moments"], whole=shell_of(spec))
         wire.send({"windows": cut.windows})
-        Holding(wire, shard).run()
+        Holding(wire, shard, model).run()
     finally:
         stopped.set()
 
@@ -114,12 +111,16 @@ def _show_life(wire: Wire, stopped: threading.Event) -> None:
 class Holding:
     """A stage at work."""
 
-    def __init__(self, wire: Wire, shard: Shard) -> None:
-        self._wire, self._shard = wire, shard
+    def __init__(self, wire: Wire, shard: Shard, model: StagedModel) -> None:
+        self._wire, self._shard, self._model = wire, shard, model
         self._board = Board(create_file(), values_of(shard))
         self._rank = Rank(shard, self._board)
         self._kept = deque[tuple[Tensor, Tensor]]()
         """States that came and went, of micro-batches under way."""
+        spec = shard.spec
+        self._shapes = shapes_of(spec.model)
+        self._width, self._context = footprint_of(spec).between, spec.model.context
+        self._most_tokens = max(spec.train.batch * self._context, EVALUATION_TOKENS)
         self._orders: Queue[tuple[dict[str, Any], list[Tensor]] | None] = Queue(QUEUED)
 
     def run(self) -> None:
@@ -147,13 +148,17 @@ class Holding:
         if order["do"] in ("merge", "read in"):
             for place in self._places(order):
                 yield place.shape, torch.float32
-        elif "shape" in order:
-            shape = order["shape"]
-            if len(shape) > 3 or not 0 < prod(shape) < MAX_VALUES or min(shape) < 1:
-                raise ValueError(f"tensors of {shape}")
-            yield shape, DTYPES[order["dtype"]]
+        elif order["do"] == "load":
+            yield self._shapes[order["name"]], DTYPES[order["dtype"]]
+        elif order["do"] in ("forward", "backward"):
+            windows, length, width = map(int, order["shape"])
+            if windows < 1 or not 0 < length <= self._context or width != self._width:
+                raise ValueError(f"states of {windows} x {length} x {width}")
+            if windows * length > self._most_tokens:
+                raise ValueError(f"{windows} windows of {length} tokens")
+            yield (windows, length, width), DTYPES[order["dtype"]]
             if order.get("starts"):
-                yield shape[:2], torch.int32
+                yield (windows, length), torch.int32
 
     def _places(self, order: Mapping[str, Any]) -> list[Tensor]:
         return places_of(order, self._shard, self._shard.rows, self._board)
@@ -165,7 +170,7 @@ class Holding:
         if name == "backward":
             return None, [self._backward(tensors[0])]
         if name == "load":
-            take_weight(self._shard.model, order["name"], tensors[0])
+            take_weight(self._model, order["name"], tensors[0])
             return None, []
         if name == "norms":
             return None, [norms_of(self._shard)]
@@ -178,14 +183,11 @@ class Holding:
         return answer, self._places(order) if name == "write out" else []
 
     def _forward(self, order: Mapping[str, Any], x: Tensor, starts: Tensor | None = None) -> Tensor:
-        shard, learns = self._shard, order["learns"]
-        model, device = shard.model, shard.device
+        model, device, learns = self._model, self._shard.device, order["learns"]
         if order.get("seed") is not None:
             torch.manual_seed(order["seed"])
         if learns and len(self._kept) >= UNDER_WAY:
             raise LinkLost(f"more than {UNDER_WAY} micro-batches are under way")
-        if not learns and x.shape[0] * x.shape[1] > max(EVALUATION_TOKENS, x.shape[1]):
-            raise LinkLost(f"{x.shape[0]} windows of {x.shape[1]} tokens are too many at once")
         model.train(learns)
         states = x.to(device).requires_grad_(learns)
         begins = None if starts is None else starts.to(device).long()

@@ -147,7 +147,7 @@ def held(model: Model) -> dict[str, Tensor]:
 def rows_of(
     model: Model, shapes: Mapping[str, torch.Size], world: World = ALONE
 ) -> dict[str, tuple[int, int]]:
-    """Which rows of each weight a process holds; none of those that its model lacks."""
+    """Rows of each weight that a process holds; none of those that its model lacks."""
     here = trained(model)
     return {
         name: world.rows_of(shape[0]) if name in here else (0, 0)

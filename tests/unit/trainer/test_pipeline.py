@@ -14,6 +14,7 @@ from helpers.adapters import sections, write_base
 from helpers.driven_trainer import Driven, begin, driven, finish, image, write_documents
 from helpers.families import section, tiny
 from helpers.lenders import Daemon, lenders, losses
+from helpers.tiny import METHODS, SYNCED
 from helpers.waiting import until
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.models.adapters import UNDER_WAY
@@ -37,23 +38,11 @@ from lowcomm_protocol.spec.models import TransformerSettings
 
 pytestmark = pytest.mark.slow
 SIZES: dict[str, Any] = {"layers": 4, "width": 32, "heads": 4, "feed_forward": 48, "context": 16}
-MORE = """learning_rate = 0.02
-warmup = 3
-optimizer = "{optimizer}"
-[sync]
-method = "{method}"
-interval = 8
-min_steps = 1
-overlap = 0
-fragments = 3
-group = 2
-"""
 WRITE = Generate(prompt="A ", tokens=8, temperature=0.0, seed=0)
-METHODS = ("lowcomm", "noloco", "streaming-diloco", "diloco", "local")
 
 
 def run_of(method: str = "lowcomm", optimizer: str = "muon") -> str:
-    return MORE.format(method=method, optimizer=optimizer)
+    return SYNCED.format(method=method, optimizer=optimizer)
 
 
 def trainer(
@@ -277,7 +266,7 @@ def test_a_lender_bounds_what_a_head_may_have_under_way_and_send(tmp_path: Path)
         ]
         with pytest.raises(TrainerError, match=f"more than {UNDER_WAY} micro-batches"):
             asked[-1].result(60)
-        huge = {"do": "backward", "shape": [1 << 20, 1 << 20], "dtype": "float32"}
+        huge = {"do": "backward", "shape": [1 << 20, 16, 32], "dtype": "float32"}
         with pytest.raises(TrainerError, match="lender-1 is gone"):
             second.ask(huge).result(60)
         until(lambda: len(one.events(TrainerFailed)) == 2, 60, "both ends are told")

@@ -14,7 +14,7 @@ from torch import Tensor
 from helpers.adapters import sections, write_base
 from helpers.driven_trainer import Driven, begin, driven, finish, image, write_documents
 from helpers.families import section, tiny
-from helpers.tiny import MODEL
+from helpers.tiny import METHODS, MODEL, SYNCED
 from helpers.waiting import until
 from lowcomm_node.data.stream import IGNORED
 from lowcomm_node.errors import ConfigError, TrainerError
@@ -32,20 +32,8 @@ from lowcomm_node.trainer.ranks import Ranks, check_alike, windows_of
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.models import TransformerSettings
 
-MORE = """learning_rate = 0.02
-warmup = 3
-optimizer = "{optimizer}"
-[sync]
-method = "{method}"
-interval = 8
-min_steps = 1
-overlap = 0
-fragments = 3
-group = 2
-"""
 TIED = MODEL.replace("forward = 32", "forward = 35") + "tied = true\n"
 """With rows that two, three and four processes can't share evenly."""
-METHODS = ("lowcomm", "noloco", "streaming-diloco", "diloco", "local")
 OURS = {"layers": 2, "width": 32, "heads": 4, "feed_forward": 48, "context": 16}
 WRITE = Generate(prompt="A ", tokens=8, temperature=0.0, seed=0)
 pytestmark = pytest.mark.slow
@@ -53,7 +41,7 @@ pytestmark = pytest.mark.slow
 
 def one_of(folder: Path, *peers: str, ranks: int = 1, method: str = "lowcomm", **more: Any) -> Any:
     """A trainer of so many processes."""
-    run = MORE.format(optimizer=more.pop("optimizer", "adamw"), method=method)
+    run = SYNCED.format(optimizer=more.pop("optimizer", "adamw"), method=method)
     device = ",".join(["cpu"] * ranks)
     folder.mkdir(exist_ok=True)
     return driven(folder, *peers, more=run, model=TIED, device=device, **more)
@@ -165,14 +153,14 @@ def test_an_adapter_is_whole_on_each_process_and_trains_as_on_one(tmp_path: Path
 def adapter_of(folder: Path, device: str) -> Any:
     base = folder / "start" / "model.safetensors"
     write_base(base.parent, TransformerSettings.model_validate(OURS))
-    more = MORE.format(optimizer="adamw", method="lowcomm") + sections(base, rank=4)
+    more = SYNCED.format(optimizer="adamw", method="lowcomm") + sections(base, rank=4)
     model = "\n".join(f"{name} = {value}" for name, value in OURS.items())
     return driven(folder, "a", more=more, model=model, device=device, start=(str(base),))
 
 
 @pytest.mark.soak
 def test_each_process_keeps_attention_within_documents(tmp_path: Path) -> None:
-    more = "document_mask = true\n" + MORE.format(optimizer="adamw", method="lowcomm")
+    more = "document_mask = true\n" + SYNCED.format(optimizer="adamw", method="lowcomm")
     with driven(write_documents(tmp_path / "one"), "a", more=more, device="cpu") as (whole,):
         whole.steps(2)
         assert whole.replica.model.separator is not None
@@ -184,7 +172,7 @@ def test_each_process_keeps_attention_within_documents(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("type_", ARCHITECTURES)
 def test_every_type_of_model_trains_in_shards_as_it_does_whole(tmp_path: Path, type_: str) -> None:
-    more = MORE.format(optimizer="muon", method="lowcomm")
+    more = SYNCED.format(optimizer="muon", method="lowcomm")
     how: Any = {"more": more, "model": section(tiny(type_))}
     with driven(tmp_path, "a", device="cpu", **how) as (whole,):
         whole.steps(3)
