@@ -146,9 +146,9 @@ def sockets(mark: str) -> list[tuple[int, int]]:
     """Bytes acknowledged and received by the TCP sockets whose line, up to the far address, has a
     mark."""
     command = ["ss", "-tinpHO"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     found = []
-    for line in told.splitlines():
+    for line in shown.splitlines():
         state, _, _, near, _, *rest = line.split()
         if state == "ESTAB" and (mark in f"{near} " or ("pid=" in mark and mark in " ".join(rest))):
             count = dict(re.findall(r"bytes_(acked|received):(\d+)", line))

@@ -196,7 +196,7 @@ class PackStore(Download[PackSource]):
         return _without(whole.to_bytes(bitmap_bytes(self.part)), self._damaged)
 
     async def have(self, pieces: Collection[int], show: Show = lambda text: None) -> None:
-        """Fetch these pieces before those of later calls. ``show`` displays why it waits.
+        """Fetch these pieces before those of later calls. ``show`` takes the reason for the wait.
 
         Raises DiskFull, and DataError if the owner's pack is damaged."""
         self._used.update(dict.fromkeys(pieces, monotonic()))

@@ -142,8 +142,8 @@ class SecureStream:
         """Return when the other machine acknowledges nothing any more.
 
         Keepalive sees to it while nothing is under way. TCP_USER_TIMEOUT would also end a link
-        whose other end is alive, and reads nothing for a while. What was acknowledged only Linux
-        tells.
+        whose other end is alive, and reads nothing for a while. Only Linux tells what was
+        acknowledged.
         """
         while True:
             await asyncio.sleep(BETWEEN)

@@ -150,17 +150,17 @@ async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervisor_module, "TICK", 0.05)
-    async with supervised("", least_silence=2.0) as (one, told):
+    async with supervised("", least_silence=2.0) as (one, heard):
         await one.start(SETTINGS)
         await one.train(True)
-        await until_async(lambda: len(told) > 5, DEADLINE, "steps")
+        await until_async(lambda: len(heard) > 5, DEADLINE, "steps")
         await one.train(False)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3.0):
                 await one.wait_lost()
         await one.train(True)
-        count = len(told)
-        await until_async(lambda: len(told) > count, DEADLINE, "steps again")
+        count = len(heard)
+        await until_async(lambda: len(heard) > count, DEADLINE, "steps again")
         assert one.pid is not None
         one.trainer.news.put_nowait(Cooling(why="its GPU is hot"))
         os.kill(one.pid, signal.SIGSTOP)

@@ -2,6 +2,7 @@
 
 import asyncio
 import tracemalloc
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -496,7 +497,8 @@ def paced(monkeypatch: pytest.MonkeyPatch, left: float) -> tuple[ContentLink, Cl
     are usual; and what it has told to need."""
     clock, told = Clock(), list[float]()
     monkeypatch.setattr(link_module, "monotonic", clock)
-    link = ContentLink("a", None, None, lambda: left - clock.now, 10.0, told.append)  # type: ignore[arg-type]
+    nothing: Any = None
+    link = ContentLink("a", nothing, nothing, lambda: left - clock.now, 10.0, told.append)
     announced = pb.Content(size=10_000, digest=bytes(32))
     link._expect(Incoming(announced, memoryview(bytearray(10_000)), 10_000))
     return link, clock, told
